@@ -83,7 +83,7 @@ def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, 
         before = model(input_ids=ids)[0]
     outputs = []
     hook = model.register_forward_hook(lambda *given: outputs.append(given[2][0]))
-    with pytest.warns(UserWarning, match="formed whole"):
+    with pytest.warns(UserWarning, match="formed one layer at a time"):
         traces = headloom.trace(model, ids, keep=headloom.All())
     hook.remove()
     assert torch.allclose(outputs[-1], before, atol=1e-5)

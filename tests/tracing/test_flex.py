@@ -81,9 +81,7 @@ def test_flex_attention_whose_rules_can_be_read(rule: str, compiled: bool) -> No
 
 def test_a_score_of_flex_attention_that_is_no_rule_is_refused() -> None:
     model = Flex(False, score=lambda s, b, h, i, j: s * s)
-    with pytest.raises(
-        headloom.InputError, match=r"neither a bias that is added .* nor a soft cap"
-    ):
+    with pytest.raises(headloom.InputError, match=r"neither a bias added .* nor a soft cap"):
         headloom.trace(model, torch.randn(1, 9, 16))
 
 

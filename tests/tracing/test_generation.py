@@ -46,7 +46,7 @@ def assert_equal(grown: Trace, whole: Trace) -> None:
 def test_each_token_adds_the_row_that_one_pass_gives_it(
     family_named, name, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(joining, "TOGETHER", 3)
+    monkeypatch.setattr(joining, "STEPS", 3)
     monkeypatch.setattr(call_file, "LARGE", 1)
     family = family_named(name)
     model = family.build()
@@ -69,7 +69,7 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(
 
 @pytest.mark.parametrize("name", ["BART", "Marian", "T5", "Whisper"])
 def test_a_target_is_generated_from_its_source(family_named, name, monkeypatch) -> None:
-    monkeypatch.setattr(joining, "TOGETHER", 2)
+    monkeypatch.setattr(joining, "STEPS", 2)
     family = family_named(name)
     model = getattr(transformers, HEADED[name])(family.build().config).eval()
     inputs = family.inputs(padded=False)
@@ -91,7 +91,7 @@ def test_a_target_is_generated_from_its_source(family_named, name, monkeypatch) 
 
 @pytest.mark.parametrize("as_options", [False, True])
 def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch, as_options) -> None:
-    monkeypatch.setattr(joining, "TOGETHER", 2)
+    monkeypatch.setattr(joining, "STEPS", 2)
     family = family_named("Llama")
     model, inputs = family.build(), family.inputs()
     model.generation_config.eos_token_id = None
@@ -184,7 +184,7 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
     for options, line in (
         (0, "generate is 0; expected a whole number"),
         (61, "4 tokens and 61 to generate; LlamaForCausalLM reads 64 at most"),
-        ({"num_beams": 2}, "a beam search exchanges its rows"),
+        ({"num_beams": 2}, "a beam search reorders its rows"),
         ({"max_length": 12}, "max_new_tokens"),
         ({"max_new_tokens": True}, "generate"),
         ({"no": 1}, "generate"),
@@ -268,7 +268,7 @@ def test_a_model_that_reads_its_text_anew_for_every_token_is_refused(
         return own(self, *args, **given, use_cache=False)
 
     monkeypatch.setattr(type(model), "forward", without_cache)
-    with pytest.raises(headloom.InputError, match="reads its whole text anew for every token"):
+    with pytest.raises(headloom.InputError, match="reads the whole text again for every token"):
         headloom.trace(model, torch.tensor([[5, 6, 7, 8]]), generate=3)
     assert model.config._attn_implementation == "eager"
 
@@ -304,7 +304,7 @@ def test_a_cache_that_rounds_its_keys_is_named(family_named) -> None:
     cache = transformers.cache_utils.Cache(layers=[Rounded(), Rounded()])
     with (
         torch.no_grad(),
-        pytest.warns(UserWarning, match="cropped, quantised or filled"),
+        pytest.warns(UserWarning, match="cropped, quantized or filled"),
         headloom.watch(model, verify=False) as watched,
     ):
         for token in torch.arange(3, 12):

@@ -202,7 +202,7 @@ BROKEN[1, 2, 4, 0] = torch.nan
 @pytest.mark.parametrize(
     ("given", "options", "line"),
     [
-        (SCORES, {}, "weights of layer 0: -.* look like scores before the softmax"),
+        (SCORES, {}, "weights of layer 0: -.* like scores before the softmax"),
         (BROKEN, {}, "weights of layer 1: nan at head 2, row 4, column 0; 1 of 75 numbers are"),
         (GIVEN * 1.01, {}, r"head 0, query 0: the row sums to 1\.01, and 15 of 15 rows .* dropout"),
         (GIVEN.mT, {}, "queries before keys"),
@@ -219,7 +219,7 @@ BROKEN[1, 2, 4, 0] = torch.nan
         ([], {}, "no layers"),
         ((None, None), {}, 'weights of layer 0: a NoneType.*attn_implementation="eager"'),
         (GIVEN.to(torch.int64), {}, "numbers of type int64; expected floating-point"),
-        (GIVEN.numpy().astype("V4"), {}, "lose the type bfloat16: save float32"),
+        (GIVEN.numpy().astype("V4"), {}, "lose the type bfloat16: save as float32"),
         ([GIVEN, GIVEN[:1]], {}, "expected one batch for all layers"),
     ],
 )
@@ -241,10 +241,10 @@ INFINITE[1, 3, 2, 0] = torch.inf
         (QUERIES, QUERIES[:1], {}, "2 layers of queries, 1 layers of keys"),
         (QUERIES, QUERIES[..., :4], {}, "queries have depth 8, keys 4"),
         (QUERIES, QUERIES, {"layout": "DHN"}, r"layout='DHN'; expected \"HND\" or \"NHD\""),
-        (QUERIES, QUERIES, {"tokens": "abcde"}, "the tokens of 'tokens': expected a text for each"),
+        (QUERIES, QUERIES, {"tokens": "abcde"}, "the tokens of 'tokens': expected a text or an id"),
         (QUERIES, QUERIES, {"tokens": ["a", "b", "c", "d", 5]}, "or an id for each"),
         (QUERIES, QUERIES, {"tokens": {"text": list("abcde")}}, "tokens of 'text'; expected"),
-        (QUERIES, drawn(2, 4, 9, 8), {"tokens": list("abcde")}, "where one looks at another"),
+        (QUERIES, drawn(2, 4, 9, 8), {"tokens": list("abcde")}, "of an encoder-decoder"),
         (QUERIES, drawn(2, 4, 9, 8), {"mask": headloom.causal()}, "9 keys under a causal mask"),
         (QUERIES, QUERIES, {"mask": [None]}, "mask is a list of 1 for 2 layers"),
         (QUERIES, QUERIES, {"tokens": {"source": list("abcde"), "target": list("xyzuv")}},

@@ -74,7 +74,7 @@ def test_a_cache_that_was_filled_before_is_refused() -> None:
     with torch.no_grad():
         model(text[:, :6], **cached(model, cache))
         with (
-            pytest.warns(UserWarning, match="a cache that was filled before the block began"),
+            pytest.warns(UserWarning, match="its cache was filled before the block began"),
             headloom.watch(model) as watched,
         ):
             model(text[:, 6:], **cached(model, cache))
@@ -84,7 +84,7 @@ def test_a_cache_that_was_filled_before_is_refused() -> None:
 def test_rows_that_were_chosen_of_a_cache_are_warned_of() -> None:
     model, _ = model_and_eager("Llama")
     with (
-        pytest.warns(UserWarning, match="the cache holds other keys"),
+        pytest.warns(UserWarning, match="the cache does not hold the keys"),
         headloom.watch(model) as watched,
         torch.no_grad(),
     ):
@@ -114,9 +114,7 @@ def test_towers_that_run_before_the_model_are_named_so() -> None:
     inputs = {"input_ids": text, "pixel_values": torch.randn(1, 3, 32, 32)}
     with pytest.warns(UserWarning, match=r"^trace: 2 attention layers ran .* Without generate="):
         trace = headloom.trace(model, inputs, generate=2)
-    assert {entry["reason"] for entry in trace.not_traced} == {
-        "it ran outside of the model's forward"
-    }
+    assert {entry["reason"] for entry in trace.not_traced} == {"it ran outside the model's forward"}
     assert {entry["class"] for entry in trace.not_traced} == {"CLIPAttention"}
     assert len(headloom.trace(model, inputs).layers) == 4
 

@@ -152,7 +152,7 @@ def changed(place: int, **values: Any) -> dict[str, Any]:
         (changed(0, weight=np.nan), {}, "a weight of nan in row 0 of the table"),
         (changed(1, weight=-0.1), {}, r"a weight of -0\.1 in row 1"),
         (changed(1, weight=0.9), {}, r"query 1: its weights sum to 1\.15"),
-        (changed(2, key=1), {}, "head 0, query 1: an edge twice"),
+        (changed(2, key=1), {}, "head 0, query 1: an edge occurs twice"),
         (changed(2, key=2), {}, "query 1: an edge at a key that the mask hides"),
         (changed(5, key=-1), {}, "the column key holds int64 from -1"),
         (

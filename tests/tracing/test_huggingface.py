@@ -154,7 +154,7 @@ def test_wrong_inputs_say_what_was_expected(family_named) -> None:
         (bert, ones[:, :0], "at least one token"),
         (bert, "a text", "there is no tokenizer"),
         (bert, {"input_ids": [1, 2]}, r'the inputs hold no tensor; expected input_ids.*"pt"'),
-        (bert, [ones[0], ones[0]], r"the inputs are list; .* Of several texts, give"),
+        (bert, [ones[0], ones[0]], r"the inputs are list; .* For several texts, give"),
     ):
         with pytest.raises(headloom.InputError, match=line):
             headloom.trace(model, inputs)

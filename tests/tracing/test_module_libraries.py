@@ -145,5 +145,5 @@ def test_the_attention_layers_of_pytorch_geometric(kind: str) -> None:
 def test_layers_of_pytorch_geometric_that_give_no_weights_are_named() -> None:
     library = pytest.importorskip("torch_geometric")
     model = library.nn.SuperGATConv(8, 4).eval()
-    with pytest.raises(headloom.InputError, match="gives its weights to nobody"):
+    with pytest.raises(headloom.InputError, match="does not return the weights"):
         headloom.trace(model, (torch.randn(6, 8), EDGES))

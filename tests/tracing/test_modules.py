@@ -255,13 +255,13 @@ def test_what_cannot_be_seen_is_named() -> None:
         headloom.trace(ByHand(), hidden)
     model = ByHand().eval()
     with (
-        pytest.warns(UserWarning, match="watch: ByHand went on .* by hand, which is not seen"),
+        pytest.warns(UserWarning, match="watch: ByHand ran on, .* by hand, which cannot be traced"),
         headloom.watch(model) as watched,
     ):
         model(hidden)
     assert watched.traces == []
     model = Both().eval()
-    with pytest.warns(UserWarning, match=r"unseen \(ByHand\): it takes attention by itself"):
+    with pytest.warns(UserWarning, match=r"unseen \(ByHand\): it computes attention itself"):
         trace = traced(model, IDS)
     assert [entry["name"] for entry in trace.not_traced] == ["unseen"]
     assert [layer.name for layer in trace.layers] == ["seen"]
@@ -278,7 +278,7 @@ def test_what_cannot_be_seen_is_named() -> None:
 def test_layers_that_run_outside_of_the_model_are_named() -> None:
     model = nn.Sequential(Own("numbers")).eval()
     with (
-        pytest.warns(UserWarning, match=r"ran outside of Sequential\.forward"),
+        pytest.warns(UserWarning, match=r"ran outside Sequential\.forward"),
         headloom.watch(model),
     ):
         model[0](IDS)

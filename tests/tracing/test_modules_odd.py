@@ -43,7 +43,7 @@ def test_layers_that_cut_their_input_into_other_parts_are_not_multiplied() -> No
     with pytest.warns(UserWarning, match="not through 1 that ran and are not in the trace"):
         assert ((alone.rollout() > 0).sum(-1) == 5).all()
     assert [dict(entry) for entry in alone.not_traced] == [
-        {"name": "columns", "class": "MultiheadAttention", "reason": "it was not asked for"}
+        {"name": "columns", "class": "MultiheadAttention", "reason": "it was not requested"}
     ]
     assert "not through 1 that ran and are not in the trace: columns" in str(passed_over(alone))
 

@@ -56,7 +56,7 @@ def test_encoders_that_take_attention_by_themselves_are_named(model, layers) -> 
     for entry in trace.not_traced:
         assert entry["name"].startswith("encoder.")
         assert type(modules[entry["name"]]).__name__ == entry["class"]
-        assert "by itself" in entry["reason"]
+        assert "computes attention itself" in entry["reason"]
     (message,) = [str(w.message) for w in said if "cannot be traced" in str(w.message)]
     assert trace.not_traced[0]["name"] in message
     assert "not traced" in repr(trace)

@@ -61,7 +61,7 @@ def test_a_model_in_a_wrapper_is_traced_as_without(wrap: Any) -> None:
         assert one.name == other.name
         assert torch.equal(one.graph.weights, other.graph.weights)
     if isinstance(model, nn.DataParallel):
-        with pytest.raises(headloom.InputError, match="past the watch"), headloom.watch(model):
+        with pytest.raises(headloom.InputError, match="cannot be watched"), headloom.watch(model):
             pass
         return
     with headloom.watch(model, keep=headloom.All()) as watched, torch.no_grad():

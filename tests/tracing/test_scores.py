@@ -132,7 +132,7 @@ def test_every_score_is_traced(name: str, ruled: bool, tmp_path: Path) -> None:
             assert layer.matrix is not None
             assert float((layer.matrix.dense() - expected).abs().max()) <= TOLERANCE
         else:
-            said = f"its score, {type(score).__name__}, is no product of queries and keys"
+            said = f"its score, {type(score).__name__}, is not a product of queries and keys"
             assert layer.matrix is None and layer.no_matrix == said
         norms = layer.value_norms
         assert norms is not None
@@ -161,7 +161,9 @@ def test_a_bilinear_score_beside_positions(relative: str, kv_heads: int) -> None
         [layer] = trace.layers
         assert float((dense(layer) - expected).abs().max()) <= TOLERANCE
         if relative == "shaw":
-            assert layer.matrix is None and "positions meet the queries before" in layer.no_matrix
+            assert (
+                layer.matrix is None and "positions apply to the queries before" in layer.no_matrix
+            )
         else:
             assert float((layer.matrix.dense() - expected).abs().max()) <= TOLERANCE
 

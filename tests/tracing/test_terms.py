@@ -77,7 +77,7 @@ def test_a_mask_with_holes_is_missing_and_said_so(language_model, tmp_path) -> N
         layer = found.layers[0]
         assert layer.mask is None
         assert layer.matrix is None
-        assert "not side by side" in layer.no_matrix
+        assert "not contiguous" in layer.no_matrix
         assert layer.queries is not None
 
 

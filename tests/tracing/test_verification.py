@@ -200,7 +200,7 @@ def test_what_only_the_rows_show_is_an_error(
     model, ids = family_named("GPT-2").build("sdpa"), torch.randint(3, 50, (1, LONG))
     headloom.trace(model, ids, verify=PREFIX)
     attend_wrongly(monkeypatch, wrong)
-    with pytest.raises(headloom.VerificationError, match=r"of layer .* from what the model's own"):
+    with pytest.raises(headloom.VerificationError, match=r"of layer .* from the model's own"):
         headloom.trace(model, ids, verify=PREFIX)
     trace = headloom.trace(model, ids, verify=False)
     assert isinstance(trace, headloom.Trace)

@@ -19,7 +19,7 @@ from headloom.formats.tokens import visible
 from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import not_a_trace
 from headloom.models.dense import Products
-from headloom.tracing.capture import trace_as
+from headloom.tracing.capture import trace_with
 from headloom.tracing.capture import verify as verify_model
 from headloom.tracing.options import TraceOptions, Verify
 from headloom.training.inference import ClassProbabilities
@@ -276,7 +276,7 @@ class Questions:
         """
         if inputs is None:
             raise InputError("trace: give what the model reads: a text, an image or tensors.")
-        return trace_as(
+        return trace_with(
             self._body if generate is None else self.module, inputs, options, generate,
             verification=verification, about=description,
             progress=progress or (lambda path, number, expected: None),

@@ -10,7 +10,7 @@ import torch
 from headloom.analysis.alignment.words import Step, WordWeights, word_weights
 from headloom.api.questions import check_text
 from headloom.mechanism.graph import Top
-from headloom.tracing.capture import trace_as
+from headloom.tracing.capture import trace_with
 from headloom.tracing.options import TraceOptions
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def word_weights_of(
         # source over itself would take its length squared.
         verify = None if not start else False
         options = TraceOptions(keep=Top(1), verify=verify, sampled=not start)
-        traced = trace_as(model._body, read.inputs, options)
+        traced = trace_with(model._body, read.inputs, options)
         traces = traced if isinstance(traced, list) else [traced]
         weights = {
             place: word_weights(trace, source, target, steps=steps)

@@ -1,4 +1,4 @@
-"""What a model's forward or generate takes, by names: counted, checked, cut."""
+"""Arguments of a model's forward or generate, by name: counted, checked, cut."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from torch import Tensor, nn
 
 from headloom.errors import HeadloomError, InputError
 
-#: Who names ids, of any library: see `headloom.tracing.names.token_names`.
+#: Tokenizer of any library: see `headloom.tracing.names.token_names`.
 Tokenizer = Any
-#: To be read: tensors, and what else a model takes.
+#: Tensors and other arguments of a model, read only.
 Inputs = Mapping[str, Any]
-#: Of one's own, to be changed.
+#: A changeable copy of them.
 Arguments = dict[str, Any]
 
-#: Beginnings of the names of arguments that hold images, videos or sounds, or say something of each
-#: of these; no tokens.
+#: Prefixes of the names of arguments that hold images, videos or sounds, or describe them.
 BESIDE = ("pixel", "image", "video", "audio", "input_features", "input_values", "batch_num")
 
-#: What a model of Transformers calls the argument that holds its cache: the first from 5.24 on, the
-#: second before, and where a caller still does.
+#: Names of the cache argument in Transformers: the first from 5.24 on, the second before.
 CACHES = ("cache", "past_key_values")
 
 
 def cache_among(arguments: Inputs) -> object:
-    """The cache that a model goes on with; None: it begins without one.
+    """Return the cache that a model continues with; None: no cache.
 
     >>> cache_among({"input_ids": [1], "cache": None, "past_key_values": "filled"})
     'filled'
@@ -38,7 +36,7 @@ def cache_among(arguments: Inputs) -> object:
 
 
 def positions_in(cache: object) -> int:
-    """How many positions a cache of Transformers holds; 0: none, or a state without positions.
+    """Return the number of positions in a cache of Transformers; 0: no cache, or no positions.
 
     >>> positions_in(None)
     0
@@ -48,15 +46,15 @@ def positions_in(cache: object) -> int:
     try:
         return int(getattr(cache, "get_seq_length")())  # noqa: B009 - every cache has one
     except ValueError:
-        # A model without attention, as Mamba, keeps a state alone, and its cache says so by this.
+        # The cache of a model without attention, such as Mamba, raises this: it has a state only.
         return 0
 
 
 def batch_of(inputs: Inputs) -> int:
-    """How many inputs a batch holds.
+    """Return the number of inputs of a batch.
 
-    Surest is what holds texts: images have patches or tiles in the first dimension, or there are
-    several for a text.
+    Arguments that hold texts are counted first: images may have patches or tiles in their first
+    dimension, and a text may have several images.
     """
     tensors = {
         name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim
@@ -68,9 +66,9 @@ def batch_of(inputs: Inputs) -> int:
 
 
 def check_readable(model: nn.Module, tensors: Mapping[str, Tensor], generates: bool) -> None:
-    """Raise an InputError where a model would read something else than tensors say.
+    """Raise an InputError for a missing target, or masks that do not fit their tokens.
 
-    generates: whether the model is to write the target itself.
+    generates: whether the model is to generate the target.
     """
     name = type(model).__name__
     takes = inspect.signature(model.forward).parameters
@@ -93,12 +91,12 @@ def check_readable(model: nn.Module, tensors: Mapping[str, Tensor], generates: b
         if other or not bool(mask.bool().any(1).all()):
             raise InputError(
                 f"trace: {mask_name} has the shape {tuple(mask.shape)}, {argument} "
-                f"{tuple(ids.shape)}. Give a 1 for each token, of which every input has some, and "
-                "a 0 for padding."
+                f"{tuple(ids.shape)}. Give a 1 for each token and a 0 for padding; every input "
+                "needs at least one token."
             )
 
 
-#: Errors that a model raises for inputs that it cannot read; others are of whoever stops it.
+#: Errors that a model raises for inputs that it cannot read; others pass through.
 _OF_MODELS = (
     *(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
     *(ImportError, OSError),
@@ -107,11 +105,11 @@ _OF_MODELS = (
 
 @contextmanager
 def explained(name: str, run: str = "") -> Iterator[None]:
-    """Say in one line why a model fails on its inputs, in the block that runs it.
+    """Turn a model's error in the block into an InputError of one line.
 
-    Args: name: of its class. run: what it does, "generate"; empty: it reads.
+    Args: name: of its class. run: the method, "generate"; empty: forward.
 
-    Raises: InputError: it failed. The error of the model is its cause.
+    Raises: InputError: the model failed; its own error is the cause.
     """
     try:
         yield
@@ -119,7 +117,7 @@ def explained(name: str, run: str = "") -> Iterator[None]:
         raise
     except _OF_MODELS as error:
         name += f".{run}" if run else ""
-        # Their first sentence says what is wrong.
+        # The first sentence of such an error names the problem.
         reason = f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0]}"
         reason = reason[:200].rstrip(". ")
         raise InputError(
@@ -127,15 +125,15 @@ def explained(name: str, run: str = "") -> Iterator[None]:
         ) from error
 
 
-#: The arguments that hold the tokens of a text, with those that go by position along with them.
+#: Arguments that hold the tokens of a text.
 _IDS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 
 
 def prefix_of(inputs: Inputs, tokens: int | None) -> tuple[Arguments, int]:
-    """The inputs cut to so many positions of each text, and the positions that are left.
+    """Return the inputs cut to a number of positions of each text, and the number left.
 
-    Left is the longest of the texts; 0 where there is no text. Where the inputs hold more than
-    texts, as an image whose places stand in the text, they are whole.
+    The number is of the longest text; 0: no text. Inputs that hold more than texts, such as an
+    image with its place in the text, are not cut.
     """
     lengths = {name: value.shape[:2] for name, value in inputs.items()
                if name in _IDS and isinstance(value, Tensor) and value.ndim >= 2}  # fmt: skip
@@ -147,7 +145,7 @@ def prefix_of(inputs: Inputs, tokens: int | None) -> tuple[Arguments, int]:
         if value is None or isinstance(value, bool | int | float | str):
             cut[name] = value
             continue
-        # `decoder_attention_mask` goes with `decoder_input_ids`.
+        # `decoder_attention_mask` belongs to `decoder_input_ids`.
         of_decoder = name.startswith("decoder_") or name == "labels"
         texts = [text for text in lengths if text.startswith("decoder_") == of_decoder]
         parts = (_part(value, lengths[text], _span(inputs, text, tokens)) for text in texts)
@@ -159,7 +157,7 @@ def prefix_of(inputs: Inputs, tokens: int | None) -> tuple[Arguments, int]:
 
 
 def _span(inputs: Inputs, text: str, tokens: int) -> slice:
-    """The positions that are taken: where a text is padded on the left, half of them are real."""
+    """Return the positions to take; of a text padded on the left, half of them are tokens."""
     length = inputs[text].shape[1]
     name = "decoder_attention_mask" if text.startswith("decoder_") else "attention_mask"
     mask = inputs.get(name)
@@ -171,7 +169,7 @@ def _span(inputs: Inputs, text: str, tokens: int) -> slice:
 
 
 def _part(value: object, shape: tuple[int, ...], span: slice) -> Tensor | None:
-    """The positions of an argument that goes along with a text; None: it does not."""
+    """Return the positions of an argument as long as a text; None: it has other dimensions."""
     if not isinstance(value, Tensor):
         return None
     batch, length = shape
@@ -187,14 +185,14 @@ def _part(value: object, shape: tuple[int, ...], span: slice) -> Tensor | None:
 
 
 def token_limit(model: nn.Module) -> int | None:
-    """How many tokens a model can read; None: no limit is known."""
+    """Return the maximal number of tokens of a model; None: no known limit."""
     config: Any = model.config
     config = getattr(config, "text_config", None) or config
     limit: int | None = getattr(config, "max_position_embeddings", None)
     for name, module in model.named_modules():
         learned = name.rpartition(".")[2] in ("position_embeddings", "embed_positions", "wpe")
         if learned and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            # As in RoBERTa: positions are counted from the one after padding.
+            # RoBERTa counts positions from the one after padding.
             limit = min(limit or module.num_embeddings, module.num_embeddings) - (
                 module.padding_idx + 1
             )

@@ -1,4 +1,4 @@
-"""`trace`: run a model once and catch the attention graph of every layer."""
+"""`trace`: run a model once and record the attention graph of every layer."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from headloom.tracing.model_state import describe, evaluation_mode
 from headloom.tracing.options import TraceOptions
 from headloom.tracing.readers import HeadloomReader, Reader
 from headloom.tracing.recording.session import Session
-from headloom.tracing.recording.verification import Untouched
+from headloom.tracing.recording.verification import UntracedRun
 from headloom.tracing.sources.dense_weights import run_dense
 from headloom.tracing.sources.functions import Functions, recorded
 from headloom.tracing.sources.transformers import NothingRecordedError
 from headloom.tracing.watch import Watched
 
-#: Told the path, the number and the expected number (None: not known) of each layer that is done.
+#: Called for each layer done, with its path, its number and the expected total (None: unknown).
 Progress = Callable[[str, int, int | None], None]
 
 
-def trace_as(
+def trace_with(
     model: nn.Module,
     inputs: Inputs | Tensor | str,
     options: TraceOptions,
@@ -41,13 +41,16 @@ def trace_as(
     about: JsonMapping | None = None,
     progress: Progress = lambda path, number, expected: None,
 ) -> TraceData | list[TraceData]:
-    """As `trace`, whose options are one thing.
+    """Trace a model, as `trace`, with checked options.
 
     Args:
-        verification: what the trace says of it where the model was verified before; None: it is
-            verified here.
-        about: what the trace says of its model beside name, class and size.
-        progress: told of each layer that is done.
+        model: see `trace`, as for inputs and generate.
+        inputs: of the model.
+        options: of the trace.
+        generate: number of tokens, or options.
+        verification: result of an earlier verification, for the trace; None: verify here.
+        about: description of the model, beside name, class and size.
+        progress: called for each layer done.
     """
     reader = reader_of(model, "trace")
     arguments = reader.arguments(inputs, options.tokenizer, generate is not None)
@@ -69,20 +72,20 @@ def _one_pass(
     verification: JsonMapping | None,
     progress: Progress,
 ) -> list[TraceData]:
-    """Trace one pass over the inputs, layer by layer where the positions have names before it."""
-    model, untouched = reader.model, None
+    """Trace one pass over the inputs, layer by layer if positions have names before the run."""
+    model, untraced = reader.model, None
     with Session(options) as session, explained(reader.name):
         if verification is None:
-            untouched = Untouched.read(model, arguments, options.verify, reader.prefix)
+            untraced = UntracedRun.of(model, arguments, options.verify, reader.prefix)
         expected = reader.expected if isinstance(reader, TransformersReader) else None
         session.progress = partial(_tell, progress, expected)
         names = reader.names(arguments, options.tokenizer, None)
         if names is not None:
             session.begin(*names, about)
         output, functions, dense = _run(reader, arguments, session, options.keep)
-        if untouched is not None:
+        if untraced is not None:
             again = partial(_run_again, reader, options.keep)
-            verification = untouched.verified(output, session.coarsest, again)
+            verification = untraced.verified(output, session.coarsest, again)
         if not session.paths:
             raise NothingRecordedError(f"trace: {reader.nothing(functions)}")
         if names is None:
@@ -98,7 +101,7 @@ def _one_pass(
 def _run(
     reader: Reader, arguments: Arguments, session: Session, keep: Keep
 ) -> tuple[object, Functions, bool]:
-    """Run a model once; its output, what saw its functions, and whether weights were returned."""
+    """Run a model once; return its output, its functions, and whether it returned weights."""
     model = reader.model
     with (
         evaluation_mode(model), torch.no_grad(),
@@ -114,13 +117,13 @@ def _run(
 
 
 def _run_again(reader: Reader, keep: Keep, arguments: Arguments) -> tuple[object, float]:
-    """Run a model as it is traced; its output, and the coarsest tolerance of a layer."""
+    """Run a model with tracing; return its output, and the coarsest tolerance of a layer."""
     session = Session(TraceOptions(keep=keep, verify=False, sampled=False))
     return _run(reader, arguments, session, keep)[0], session.coarsest
 
 
 def _tell(progress: Progress, expected: int | None, path: str, number: int) -> None:
-    """Say which layer is done; a total that was too small is no longer said."""
+    """Report a layer as done, without the total once that is exceeded."""
     progress(path, number, expected if expected is None or number < expected else None)
 
 
@@ -131,11 +134,11 @@ def verify(
     *,
     generates: bool = False,
 ) -> JsonObject | None:
-    """Hold a model, as it is traced, against itself without headloom, on the beginning of inputs.
+    """Check on a prefix of the inputs that tracing leaves the output of a model unchanged.
 
-    Args: generates: whether the inputs are a prompt, of an encoder-decoder the source alone.
-    Returns: what a trace says of it; None: nothing is to be verified.
-    Raises: VerificationError: something differs by more than rounding explains.
+    Args: generates: whether the inputs are a prompt; of an encoder-decoder, the source alone.
+    Returns: the result for the trace; None: verification is off.
+    Raises: VerificationError: outputs differ by more than rounding explains.
     """
     reader = reader_of(model, "trace")
     return _verified(reader, reader.arguments(inputs, options.tokenizer, generates), options)
@@ -145,10 +148,10 @@ def _verified(reader: Reader, arguments: Arguments, options: TraceOptions) -> Js
     with explained(reader.name):
         if isinstance(reader, TransformersReader):
             arguments = reader.as_prompt(arguments)
-        untouched = Untouched.read(reader.model, arguments, options.verify, reader.prefix)
-        if untouched is None:
+        untraced = UntracedRun.of(reader.model, arguments, options.verify, reader.prefix)
+        if untraced is None:
             return None
-        return untouched.verified_again(partial(_run_again, reader, options.keep))
+        return untraced.verified_again(partial(_run_again, reader, options.keep))
 
 
 def _generation(
@@ -160,7 +163,7 @@ def _generation(
     verification: JsonMapping | None,
     progress: Progress,
 ) -> list[TraceData]:
-    """Trace what a model of Transformers writes after a prompt."""
+    """Trace a generation by a model of Transformers."""
     model: Any = reader.model
     generation = reader.generation(arguments, generate)
     if verification is None:
@@ -184,8 +187,8 @@ def _written(
     about: JsonMapping,
     verification: JsonMapping | None,
 ) -> list[TraceData]:
-    """Trace what a language model of headloom writes after a prompt."""
-    assert isinstance(reader, HeadloomReader)  # others write nothing
+    """Trace a generation by a language model of headloom."""
+    assert isinstance(reader, HeadloomReader)  # others do not generate
     model, tokens = reader.model, whole_number("trace", "generate", generate, 1)  # type: ignore[arg-type]
     if verification is None:
         verification = _verified(reader, arguments, options)
@@ -201,14 +204,13 @@ def _written(
 
 
 def trace_nodes(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> TraceData:
-    """Run a model of graph layers once, and keep the attention of every layer over the nodes.
+    """Run a model of graph layers once and record the attention of every layer over the nodes.
 
-    Nodes are the positions of the trace: a query is the node that looks, a key one it looks at.
-    Queries and keys are not kept: a score of graph attention is more than their product, so that a
-    layer has no `matrix`; its graph holds every edge.
+    The nodes are the positions of the trace. Queries and keys are not kept, as a score of graph
+    attention is more than their product: a layer has no `matrix`, but its graph holds every edge.
 
-    Args: model: left as it was. inputs: what it takes, by name. names: of the nodes.
-    Raises: InputError: names for another number of nodes, or no graph layers.
+    Args: model: left unchanged. inputs: its arguments by name. names: of the nodes.
+    Raises: InputError: the wrong number of names, or no graph layers.
     """
     options = TraceOptions(keep=All(), verify=False)
     with (
@@ -220,7 +222,7 @@ def trace_nodes(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> Trace
         if not session.paths:
             raise InputError(
                 f"trace_nodes: {type(model).__name__} has no graph layers of headloom "
-                "(headloom.GATConv, headloom.GATv2Conv). Only these can be traced."
+                "(headloom.GATConv, headloom.GATv2Conv); only these can be traced."
             )
         (made,) = session.end([])
         return made

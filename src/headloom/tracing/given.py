@@ -1,4 +1,4 @@
-"""Traces of queries and keys, or of attention weights, that are there as arrays."""
+"""Traces of queries and keys, or of attention weights, from arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headloom.tracing.names import texts_known, token_names
 from headloom.tracing.options import TraceOptions
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import ranges_of, without_hidden
-from headloom.tracing.recording.sequences import InputSequence, kind_of_name
+from headloom.tracing.recording.sequences import InputSequence, NamesOfSequences, kind_of_name
 from headloom.tracing.recording.session import Session
 from headloom.tracing.sources.tensors import (
     as_tensor,
@@ -32,16 +32,16 @@ from headloom.tracing.sources.tensors import (
     weights_call,
 )
 
-#: The sequences of the queries and the keys of each kind of layer, where there are two sequences.
+#: Sequences of the queries and of the keys for each kind of layer of an encoder-decoder.
 ENDS = {
     "encoder": ("source", "source"),
     "decoder": ("target", "target"),
     "cross": ("target", "source"),
 }
 
-#: The texts, or the ids, of the positions of one input, or of each of a batch.
+#: Texts or ids of the positions of one input, or of each input of a batch.
 TokensOfSequence = Sequence[str] | Sequence[int] | NDArray[np.integer] | Tensor | Sequence[object]
-#: Of one sequence, or of each by its name.
+#: Tokens of one sequence, or of each sequence by its name.
 TokensGiven = TokensOfSequence | Mapping[str, TokensOfSequence]
 
 T = TypeVar("T")
@@ -71,35 +71,41 @@ def from_queries_keys(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
 ) -> TraceData | list[TraceData]:
-    """Make a trace of queries and keys that are there as arrays: NumPy's, torch's, JAX's.
+    """Make a trace from arrays of queries and keys: NumPy's, torch's, JAX's.
 
         weights = softmax(scale * queries . keys), as `headloom.attend` computes them
 
     Args:
         queries: (heads, positions, depth), one layer; (layers, heads, positions, depth); or a list
-            with an array for each layer, whose shapes may differ, (heads, positions, depth) or
-            with a batch before that. As they enter the scores: turned, where positions are rotary.
-        keys: likewise; heads of keys divide those of queries.
-        values: likewise, for `value_norms`; None: they are not known.
-        mask, is_causal: who may look at whom, as `headloom.attend` takes it; a list of masks: one
-            for each layer. None: everybody at everybody.
+            with an array for each layer, (heads, positions, depth) or with a batch before that;
+            shapes may differ. As they enter the scores: after the rotation of rotary positions.
+        keys: the same shapes; the number of query heads is a multiple of the number of key heads.
+        values: the same shapes, for `value_norms`; None: unknown.
+        mask: as for `headloom.attend`, like is_causal; a list: one for each layer. None: every
+            query sees every key.
+        is_causal: whether to hide later keys.
         scale: the factor on the scores; None: 1 / sqrt(depth).
-        tokens: the texts, or the ids, of the positions; {"source": ..., "target": ...} where one
-            sequence looks at another; a list of them for a batch. None: numbers.
-        tokenizer: names ids.
-        layout: "HND", or "NHD" for (positions, heads, depth), as JAX and vLLM have it.
-        relative, bias, sinks: as `headloom.attend` takes them; a list: one for each layer.
-        softcap: as `headloom.attend` takes it.
+        tokens: texts or ids of the positions; {"source": ..., "target": ...} for an
+            encoder-decoder; a list of them for a batch. None: numbers.
+        tokenizer: turns ids into names.
+        layout: "HND", or "NHD" for (positions, heads, depth), as in JAX and vLLM.
+        relative: as for `headloom.attend`, like bias and sinks; a list: one for each layer.
+        bias: added to the scores.
+        softcap: as for `headloom.attend`.
+        sinks: logits of the sinks of each head.
         kind: "encoder", "decoder" or "cross", or a list with one for each layer; None: from names,
             lengths and masks.
         names: of the layers; None: "layers.0", "layers.1", ...
-        model: what the trace calls the model.
+        model: name of the model in the trace.
         keep: the edges kept of each query.
-        queries_keys, save, dtype, overwrite: see `headloom.trace`.
+        queries_keys: see `headloom.trace`, as for save, dtype and overwrite.
+        save: a folder to write the trace to.
+        dtype: of saved queries and keys.
+        overwrite: whether to replace an existing trace.
 
     Returns: the trace, or a list of traces where there is a batch of several inputs.
 
-    Raises: InputError: an array that is none, has numbers that are not finite, or does not fit.
+    Raises: InputError: not an array, numbers that are not finite, or shapes that do not fit.
 
     >>> import numpy as np
     >>> random = np.random.default_rng(0)
@@ -110,8 +116,8 @@ def from_queries_keys(
     if layout not in ("HND", "NHD"):
         raise InputError(f'layout={layout!r}; expected "HND" or "NHD".')
     stacks = {"queries": layer_tensors("queries", queries), "keys": layer_tensors("keys", keys)}
-    in_place = [layer[..., :1] for layer in stacks["keys"]]  # of values that are not known
-    stacks["values"] = in_place if values is None else layer_tensors("values", values)
+    placeholders = [layer[..., :1] for layer in stacks["keys"]]
+    stacks["values"] = placeholders if values is None else layer_tensors("values", values)
     if len({len(stack) for stack in stacks.values()}) > 1:
         counts = ", ".join(f"{len(stack)} layers of {name}" for name, stack in stacks.items())
         raise InputError(f"from_queries_keys: {counts}; expected as many of each.")
@@ -133,8 +139,8 @@ def from_queries_keys(
         if own_mask == causal() and lengths[0] != lengths[1]:
             raise InputError(
                 f"layer {number}: {lengths[0]} queries and {lengths[1]} keys under a causal mask. "
-                "Of the last queries, give headloom.causal(offset=keys - queries); between two "
-                "sequences, no mask."
+                "If these are the last queries, give headloom.causal(offset=keys - queries); "
+                "between two sequences, no mask."
             )
         own_bias, own_sinks, places = biases[number], every_sinks[number], relatives[number]
         added = None
@@ -165,12 +171,12 @@ def from_queries_keys(
         )
     sizes = [(call.queries.shape[2], call.keys.shape[2]) for call in calls]
     layers = _layers(names, kind, sizes, [call.is_causal for call in calls])
-    pair = "cross" in [own for _, own in layers]
+    pair = "cross" in [layer_kind for _, layer_kind in layers]
     sequences = GivenSequences(tokens, tokenizer, len(calls[0].queries), pair)
 
     def record(session: Session) -> None:
-        for call, (path, own_kind) in zip(calls, layers, strict=True):
-            session(call.changed(path=path, kind=own_kind))
+        for call, (path, layer_kind) in zip(calls, layers, strict=True):
+            session(call.changed(path=path, kind=layer_kind))
 
     options = TraceOptions(
         keep=as_keep("from_queries_keys", keep), queries_keys=queries_keys, save=save, dtype=dtype,
@@ -194,21 +200,27 @@ def from_weights(
     save: Path | str | None = None,
     overwrite: bool = False,
 ) -> TraceData | list[TraceData]:
-    """Make a trace of attention weights that are there as arrays: its edges are the weights given.
+    """Make a trace from arrays of attention weights; its edges are these weights.
 
     There are no queries and keys: a layer has no `matrix`, and its scores are the logarithms of
-    its weights. Where every edge is kept, all that is computed from the trace is exact.
+    its weights. With every edge kept, all results computed from the trace are exact.
 
     Args:
         weights: (heads, queries, keys), one layer; (layers, heads, queries, keys); or a list or a
-            tuple with an array for each layer, with a batch before its dimensions or not, as
-            Transformers gives them for ``output_attentions=True``. Rows sum to 1, or to 0 where
-            a query may look nowhere.
-        mask: who may look at whom, or a list with one for each layer: weights elsewhere are an
-            error. None: at every key whose weight is not 0.
-        tokens, tokenizer, names, model, kind, save, overwrite: as of `from_queries_keys`.
-        partial: let rows sum to less than 1: sinks, or keys that are not here, have the rest.
+            tuple with an array for each layer, with or without a batch before its dimensions, as
+            Transformers returns them for ``output_attentions=True``. Rows sum to 1, or to 0 where
+            the mask hides every key.
+        mask: or a list with one for each layer; a weight at a hidden key is an error. None: keys
+            whose weight is 0 are hidden.
+        tokens: see `from_queries_keys`, as for tokenizer, kind, names, model, save, overwrite.
+        tokenizer: turns ids into names.
+        partial: let rows sum to less than 1: the rest is on sinks, or on keys not in the arrays.
+        kind: "encoder", "decoder" or "cross", or a list; None: from names, lengths and weights.
+        names: of the layers.
+        model: name of the model in the trace.
         keep: the edges kept of each query; "all".
+        save: a folder to write the trace to.
+        overwrite: whether to replace an existing trace.
 
     Returns: the trace, or a list of traces where there is a batch of several inputs.
 
@@ -226,7 +238,7 @@ def from_weights(
     if kind is None and isinstance(tokens, Mapping) and "source" in tokens:
         kind = [None if queries == keys else "cross" for queries, keys in lengths]
     layers = _layers(names, kind, lengths, [is_causal(layer) for layer in stack])
-    pair = "cross" in [own for _, own in layers]
+    pair = "cross" in [layer_kind for _, layer_kind in layers]
 
     def record(session: Session) -> None:
         for number, (name, own_kind) in enumerate(layers):
@@ -257,21 +269,21 @@ def given_traces(
 ) -> list[TraceData]:
     """Return the trace of each input of a batch.
 
-    Args: what: was given. model: its name. record: hands each layer to the session.
+    Args: what: the kind of arrays. model: its name. record: sends each layer to the session.
     """
     with Session(options) as session:
         session.begin(sequences, sequences.samples, {"name": model or what, "given": what})
         record(session)
         if sequences.unread:
             raise InputError(
-                f"no layer reads the tokens of {', '.join(map(repr, sequences.unread))}. Say which "
-                'layer looks from one sequence at another: kind="cross", or a list with each kind.'
+                f"no layer reads the tokens of {', '.join(map(repr, sequences.unread))}. Mark the "
+                'cross-attention layers: kind="cross", or a list with the kind of each layer.'
             )
         return session.end([])
 
 
 def mask_is_causal(mask: Mask | None, queries: int, keys: int) -> bool:
-    """Whether a mask shows no query of a sequence a key after it."""
+    """Return whether a mask hides every key after its query."""
     if mask is None or queries != keys or queries < 2:
         return False
     ranges = ranges_of(mask, queries, keys)
@@ -279,7 +291,7 @@ def mask_is_causal(mask: Mask | None, queries: int, keys: int) -> bool:
 
 
 def _each(name: str, value: T | Sequence[T], layers: Sized) -> list[T]:
-    """An argument for each layer: a list as it is, anything else for all."""
+    """Return an argument for each layer: the list itself, or anything else repeated."""
     if not isinstance(value, list | tuple):
         return [cast(T, value)] * len(layers)
     if len(value) != len(layers):
@@ -293,32 +305,32 @@ def _layers(
     lengths: Sequence[tuple[int, int]],
     causal: Sequence[bool],
 ) -> list[tuple[str, str]]:
-    """The name and the kind of each layer."""
+    """Return the name and the kind of each layer."""
     every: list[str] = _each(
         "names", names or [f"layers.{n}" for n in range(len(lengths))], lengths
     )
     kinds: list[str | None] = _each("kind", kind, lengths)
     made = []
-    for name, own, (queries, keys), ahead in zip(every, kinds, lengths, causal, strict=True):
-        if own not in (*ENDS, None):
-            raise InputError(f"kind={own!r}; expected {', '.join(ENDS)} or None.")
+    for name, layer_kind, (queries, keys), ahead in zip(every, kinds, lengths, causal, strict=True):
+        if layer_kind not in (*ENDS, None):
+            raise InputError(f"kind={layer_kind!r}; expected {', '.join(ENDS)} or None.")
         by_name = kind_of_name(name, ahead)
-        if own is None and by_name != "cross" and queries == 1 < keys:
+        if layer_kind is None and by_name != "cross" and queries == 1 < keys:
             raise InputError(
-                f"layer {name} has 1 query and {keys} keys. Say whether it is a later step of a "
-                'generation, kind="decoder", or looks at another sequence, kind="cross".'
+                f'layer {name} has 1 query and {keys} keys. Give kind="decoder" for a later step '
+                'of a generation, or kind="cross" for cross-attention.'
             )
-        made.append((name, own or ("cross" if queries != keys else by_name)))
+        made.append((name, layer_kind or ("cross" if queries != keys else by_name)))
     return made
 
 
-class GivenSequences:
-    """The sequences of layers that are given: see `NamesOfSequences`.
+class GivenSequences(NamesOfSequences):
+    """Sequences of layers from arrays: see `NamesOfSequences`.
 
     Args:
-        tokens, tokenizer: see `from_queries_keys`.
+        tokens: see `from_queries_keys`. tokenizer: turns ids into names.
         samples: inputs of the batch.
-        pair: whether one sequence looks at another.
+        pair: whether there are a source and a target.
     """
 
     def __init__(
@@ -329,41 +341,39 @@ class GivenSequences:
         if tokens is not None and set(named) - ({"source", "target"} if self.pair else {"tokens"}):
             raise InputError(
                 f"tokens of {', '.join(map(repr, named))}; expected tokens of one sequence, or "
-                'tokens={"source": ..., "target": ...} where one looks at another.'
+                'tokens={"source": ..., "target": ...} of an encoder-decoder.'
             )
         self._texts = {
             name: _texts(name, entries, tokenizer, samples)
             for name, entries in named.items()
             if entries is not None
         }
-        #: The sequences whose tokens no layer has read.
+        #: Sequences whose tokens no layer has read.
         self.unread = set(self._texts)
-        #: The length of each sequence: of its tokens, or of its first layer.
+        #: Length of each sequence, from its tokens or its first layer.
         self._lengths = {name: len(texts[0]) for name, texts in self._texts.items()}
 
     def ends(self, call: LayerCall) -> tuple[str, str]:
-        """See NamesOfSequences."""
         path, kind, (queries, keys) = call.path, call.kind, call.graph.shape[2:]
         names = ENDS[kind] if self.pair else ("tokens", "tokens")
         self.unread.difference_update(names)
         of_keys = self._of_length(path, names[1], keys)
-        if kind == "decoder" and queries < keys:  # of a later step of a generation
+        if kind == "decoder" and queries < keys:  # a later step of a generation
             return f"{of_keys}-{queries}-from-{keys - queries}", of_keys
         return self._of_length(path, names[0], queries), of_keys
 
     def _of_length(self, path: str, name: str, length: int) -> str:
-        """The sequence of a length: where no tokens are given, every length is one of its own."""
+        """Return the sequence of a length: without tokens, every length has its own sequence."""
         known = self._lengths.setdefault(name, length)
         if known != length and name in self._texts:
             raise InputError(
                 f"layer {path} has {length} positions, the sequence {name!r} {known} tokens; "
-                "expected a token for each, special ones too. If the dimensions are (positions, "
-                'heads, depth), layout="NHD".'
+                "expected a token for each, special tokens too. If the dimensions are (positions, "
+                'heads, depth), give layout="NHD".'
             )
         return name if known == length else f"{name}-{length}"
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
-        """See NamesOfSequences."""
         whole, _, start = name.partition(f"-{length}-from-")
         first = int(start or 0)
         if whole not in self._texts:
@@ -374,7 +384,7 @@ class GivenSequences:
 
 
 def _texts(name: str, entries: object, tokenizer: object, samples: int) -> list[list[str]]:
-    """The names of the tokens of a sequence, for each input of a batch."""
+    """Return the names of the tokens of a sequence, for each input of a batch."""
     entries = entries.tolist() if isinstance(entries, (Tensor, np.ndarray)) else entries
     if isinstance(entries, Sequence) and not isinstance(entries, str):
         if all(isinstance(entry, str) for entry in entries):
@@ -386,6 +396,6 @@ def _texts(name: str, entries: object, tokenizer: object, samples: int) -> list[
             if len({len(texts) for texts in inputs}) == 1:
                 return inputs
     raise InputError(
-        f"the tokens of {name!r}: expected a text for each position, or an id for each; for a "
-        f"batch of {samples} inputs a list of that for each, as long as the arrays, padding too."
+        f"the tokens of {name!r}: expected a text or an id for each position; for a batch of "
+        f"{samples} inputs, a list of such lists, each as long as the arrays, padding included."
     )

@@ -1,4 +1,4 @@
-"""A trace of a table of edges: who looks at whom, with what weight, and nothing else."""
+"""Trace from a table of edges: query, key and weight."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from headloom.tracing.recording.session import Session
 from headloom.tracing.sources.graphs import graph_of_edges
 from headloom.tracing.sources.tensors import weights_call
 
-#: How far from 1 the weights of a row may sum, as of numbers written with a few decimals.
+#: Tolerance of a row's sum, which should be 1: tables are written with a few decimals.
 _NEAR = 1e-3
 
 _WHOLE = ("layer", "head", "query", "key")
 _TEXTS = ("name", "kind", "query_token", "key_token")
 
 Whole = NDArray[np.int64]
-#: The columns of a table, or the rows of them that are of one layer.
+#: Columns of a table, or their rows for one layer.
 Columns = dict[str, NDArray[Any]]
 
 
@@ -53,24 +53,25 @@ def from_edges(
     save: Path | str | None = None,
     overwrite: bool = False,
 ) -> TraceData:
-    """Make a trace of a table with a row for each edge.
+    """Make a trace from a table with a row for each edge.
 
-    What is not in the table is not known: a row of the matrix whose weights sum to less than 1 has
-    the rest nowhere (`rest`), and then no entropy (NaN).
+    Edges missing from the table are unknown: a query whose weights sum to less than 1 has the rest
+    as `rest`, and no entropy (NaN).
 
     Args:
-        table: columns layer, head, query, key (from 0) and weight; and perhaps name and kind of
-            the layer, query_token and key_token. A dict of arrays, or a DataFrame.
-        mask: who may look at whom; where some layers look from one sequence at another, in the
-            layers of the decoder, whose others may look at all.
-        tokens, tokenizer: see `headloom.from_queries_keys`; None: those of the table, or numbers.
-        strongest: whether the edges are the strongest ones of each row, which may lack others;
-            else each row must be whole.
-        kind: of the layers; None: that of the column, or by the mask.
-        model, save, overwrite: see `headloom.from_queries_keys`.
+        table: columns layer, head, query, key (from 0) and weight; optional: name and kind of the
+            layer, query_token and key_token. A dict of arrays, or a DataFrame.
+        mask: of all layers; of an encoder-decoder, of the decoder's self-attention only.
+        tokens: see `headloom.from_queries_keys`; None: tokens of the table, or numbers.
+        tokenizer: turns ids into names.
+        strongest: whether the table holds only the strongest edges of each row; otherwise each row
+            must be complete.
+        kind: of the layers; None: from the column, or from the mask.
+        model: see `headloom.from_queries_keys`, as for save and overwrite.
+        save: a folder to write the trace to.
+        overwrite: whether to replace an existing trace.
 
-    Raises: InputError: weights that are none, an edge twice or where the mask hides it, rows that
-        are not whole.
+    Raises: InputError: weights outside 0 to 1, an edge twice or at a hidden key, incomplete rows.
 
     >>> table = {"layer": [0, 0], "head": [0, 0], "query": [0, 1], "key": [0, 0], "weight": [1, 1]}
     >>> from_edges(table, mask=None).layers[0].graph.adjacency(0).toarray().tolist()
@@ -83,24 +84,24 @@ def from_edges(
     }
     length = 1 + int(max(columns["query"].max(), columns["key"].max()))
     kind = kind or ("decoder" if mask_is_causal(mask, length, length) else "encoder")
-    kinds = {n: str(own["kind"][0]) if "kind" in own else kind for n, own in layers.items()}
+    kinds = {n: str(layer["kind"][0]) if "kind" in layer else kind for n, layer in layers.items()}
     if wrong := set(kinds.values()) - set(ENDS):
         raise InputError(f"edges of kind {wrong.pop()!r}; expected {', '.join(ENDS)}.")
     pair = "cross" in kinds.values()
-    ends = {n: ENDS[own] if pair else ("tokens", "tokens") for n, own in kinds.items()}
+    ends = {n: ENDS[layer] if pair else ("tokens", "tokens") for n, layer in kinds.items()}
     reach, named = _sequences(layers, ends)
     if tokens is not None:
         named = {**tokens} if isinstance(tokens, Mapping) else {"tokens": tokens}
     reach |= {name: max(reach.get(name, 0), len(texts)) for name, texts in named.items()}
 
     def record(session: Session) -> None:
-        for number, own in layers.items():
-            path = str(own["name"][0]) if "name" in own else f"layers.{number}"
-            # Of an encoder-decoder the decoder alone may not look at all.
+        for number, layer in layers.items():
+            path = str(layer["name"][0]) if "name" in layer else f"layers.{number}"
+            # In an encoder-decoder, only the decoder's self-attention is masked.
             own_mask = mask if not pair or kinds[number] == "decoder" else None
             queries, keys = (reach[name] for name in ends[number])
-            shape = 1 + int(own["head"].max()), queries, keys
-            graph = _graph(f"edges of layer {number}", own, shape, own_mask, strongest)
+            shape = 1 + int(layer["head"].max()), queries, keys
+            graph = _graph(f"edges of layer {number}", layer, shape, own_mask, strongest)
             session.take(weights_call(path, kinds[number], graph, own_mask), graph)
 
     sequences = GivenSequences(named or None, tokenizer, 1, pair)
@@ -110,7 +111,7 @@ def from_edges(
 
 
 def _checked(table: Mapping[str, ArrayLike]) -> Columns:
-    """The columns that are read, which hold what edges have."""
+    """Return the columns that edges need, checked."""
     if missing := [name for name in (*_WHOLE, "weight") if name not in table]:
         raise InputError(
             f"edges: no column {', '.join(missing)}; expected {', '.join(_WHOLE)}, weight."
@@ -132,8 +133,8 @@ def _checked(table: Mapping[str, ArrayLike]) -> Columns:
     if wrong.any():
         place = int(wrong.argmax())
         raise InputError(
-            f"edges: a weight of {weight[place]:.6g} in row {place} of the table, and "
-            f"{int(wrong.sum()):,} such; expected numbers from 0 to 1, after the softmax."
+            f"edges: a weight of {weight[place]:.6g} in row {place} of the table "
+            f"({int(wrong.sum()):,} such rows); expected numbers from 0 to 1, after the softmax."
         )
     return {**columns, "weight": weight}
 
@@ -141,19 +142,19 @@ def _checked(table: Mapping[str, ArrayLike]) -> Columns:
 def _sequences(
     layers: dict[int, Columns], ends: dict[int, tuple[str, str]]
 ) -> tuple[dict[str, int], dict[str, TokensOfSequence]]:
-    """The length of each sequence, and its tokens where every position has a name in the table."""
+    """Return the length of each sequence, and its tokens where the table names every position."""
     parts: dict[str, list[tuple[Columns, str]]] = {}
-    for number, own in layers.items():
+    for number, columns in layers.items():
         for name, side in zip(ends[number], ("query", "key"), strict=True):
-            parts.setdefault(name, []).append((own, side))
+            parts.setdefault(name, []).append((columns, side))
     reach: dict[str, int] = {}
     tokens: dict[str, TokensOfSequence] = {}
     for name, sides in parts.items():
-        places = np.concatenate([own[side] for own, side in sides])
+        places = np.concatenate([columns[side] for columns, side in sides])
         reach[name] = 1 + int(places.max())
         if not {"query_token", "key_token"} <= sides[0][0].keys():
             continue
-        texts = np.concatenate([own[f"{side}_token"] for own, side in sides])
+        texts = np.concatenate([columns[f"{side}_token"] for columns, side in sides])
         there, first = np.unique(places, return_index=True)
         wrong = texts[first][np.searchsorted(there, places)] != texts
         if wrong.any():
@@ -168,21 +169,21 @@ def _sequences(
 
 
 def _graph(
-    label: str, own: Columns, shape: tuple[int, int, int], mask: Mask | None, strongest: bool
+    label: str, columns: Columns, shape: tuple[int, int, int], mask: Mask | None, strongest: bool
 ) -> AttentionGraph:
-    """The graph of the edges of a layer, in a batch of one."""
+    """Return the graph of a layer's edges, in a batch of one."""
     heads, queries, keys = shape
-    query, key, weight = own["query"], own["key"], own["weight"]
-    row = own["head"] * queries + query
+    query, key, weight = columns["query"], columns["key"], columns["weight"]
+    row = columns["head"] * queries + query
 
     def refuse(wrong: NDArray[np.bool_], rows: Whole, problem: str) -> None:
         if wrong.any():
             at = int(rows[wrong][0])
             where = f"{label}: head {at // queries}, query {at % queries}"
-            raise InputError(f"{where}: {problem}; {int(wrong.sum()):,} such.")
+            raise InputError(f"{where}: {problem} ({int(wrong.sum()):,} such).")
 
     first, times = np.unique(row * keys + key, return_counts=True)
-    refuse(times > 1, first // keys, "an edge twice; expected each once")
+    refuse(times > 1, first // keys, "an edge occurs twice; expected once")
     count, hidden = _visible(mask, query, key, queries, keys)
     refuse(hidden, row, "an edge at a key that the mask hides; expected none")
     count = np.tile(count, heads)
@@ -191,10 +192,10 @@ def _graph(
     wrong = (sums > 1 + _NEAR) | ((count > 0) & far & (not strongest))
     refuse(
         wrong, np.arange(len(sums)),
-        f"its weights sum to {sums[wrong][:1].sum():.6g}; expected 1. Where the list holds the "
-        "strongest edges of each row, say so (strongest=True, --strongest)",
+        f"its weights sum to {sums[wrong][:1].sum():.6g}; expected 1. If the table holds only the "
+        "strongest edges of each row, give strongest=True (--strongest)",
     )  # fmt: skip
-    # What a list of the strongest edges lacks is on other keys, however little of a row it is.
+    # A list of the strongest edges lacks other keys, however small their weights.
     lacks = far | (strongest & (np.bincount(row, minlength=len(count)) < count))
     rest = np.where((count > 0) & lacks, np.maximum(1 - sums, 0), 0)
     rows, ends, weights = map(torch.from_numpy, (row, key, weight))
@@ -221,7 +222,7 @@ def _graph(
 def _visible(
     mask: Mask | None, query: Whole, key: Whole, queries: int, keys: int
 ) -> tuple[Whole, NDArray[np.bool_]]:
-    """How many keys each query may look at, and which edges the mask hides."""
+    """Return the number of visible keys of each query, and whether the mask hides each edge."""
     ranges = ranges_of(mask, queries, keys)
     if mask is not None and ranges is None:
         shown = mask.dense(queries, keys)[0, 0].expand(queries, keys).numpy()

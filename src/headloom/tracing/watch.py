@@ -1,4 +1,4 @@
-"""`watch`: trace whatever a model does in a block of code."""
+"""`watch`: trace every call of a model in a block of code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headloom.mechanism.received import LastQueries
 from headloom.mechanism.watching import layers_of
 from headloom.tracing.arguments import Arguments, Inputs, cache_among, positions_in
 from headloom.tracing.huggingface import TransformersReader, reader_of
-from headloom.tracing.model_state import Hook, as_written, describe
+from headloom.tracing.model_state import Hook, describe, uncompiled
 from headloom.tracing.options import TraceOptions, Verify
 from headloom.tracing.readers import Reader
 from headloom.tracing.recording.layer_call import LayerCall
@@ -31,20 +31,20 @@ from headloom.tracing.sources.source import excused
 from headloom.tracing.sources.transformers import routes
 
 _TWO_THREADS = (
-    "two threads called it at once, and only the call that began first is in a trace; watch one at "
-    "a time."
+    "two threads called it at once, and only the call that began first is in a trace; watch one "
+    "thread at a time."
 )
 
 
 class Watched:
-    """What a watched model did: see `headloom.watch`.
+    """Traces of a watched model's calls: see `headloom.watch`.
 
     Args:
-        reader: of the model. options: what is asked of each trace.
-        about: what traces say of the model.
-        generation: of `headloom.trace`: what the only text goes on from, by the names of
-            arguments, with the options of `generate`; the model then goes on with what headloom
-            computes, and what cannot be traced is an error. None: a watch.
+        reader: reads the model. options: of each trace.
+        about: the description of the model in its traces.
+        generation: set by `headloom.trace`: the arguments of the prompt and the options of
+            `generate`; the model then continues with what headloom computes, and whatever cannot
+            be traced is an error. None: a watch.
     """
 
     def __init__(
@@ -56,27 +56,27 @@ class Watched:
     ) -> None:
         self._reader, self._options, self._about = reader, options, about
         self._generation = generation
-        #: The traces of all texts so far, in order; those of a batch one after the other.
+        #: Traces of all texts so far, in order; a batch adds one for each input.
         self.traces: list[TraceData] = []
-        #: How the model was verified before it ran; None: it was not.
+        #: Result of the verification before the run; None: not verified.
         self.verification: JsonMapping | None = None
-        #: Told what the model does, and how many passes are done.
+        #: Called with the kind of work and the number of passes done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
         self._session: Session | None = None
         self._text: Text | None = None
         self._arguments: Arguments = {}
         self._functions: Functions | None = None
         self._parts: list[nn.Module] = []
-        #: What runs: the model, its base or its encoder; and in which thread.
-        self._inside: nn.Module | None = None
+        #: The module that runs now (the model, its base or its encoder), and its thread.
+        self._running: nn.Module | None = None
         self._thread = get_ident()
         self._passes = 0
-        #: Whether the last text could not be traced: what goes on with it neither.
+        #: Whether the last text could not be traced; its continuation cannot either.
         self._lost = False
-        #: Paths of layers that ran outside of the model's own forward.
+        #: Paths of layers that ran outside the model's own forward.
         self._outside: dict[str, None] = {}
-        #: Why something that the model did is in no trace.
-        self._unread: dict[str, None] = {}
+        #: Reasons why a part of the run is in no trace.
+        self._failures: dict[str, None] = {}
 
     @property
     def trace(self) -> TraceData:
@@ -88,17 +88,16 @@ class Watched:
             return self.traces[0]
         if self.traces:
             raise InputError(
-                f"watch: there are {len(self.traces)} traces; expected one. All of them are in "
-                "`traces`."
+                f"watch: there are {len(self.traces)} traces; expected one. `traces` holds all."
             )
         raise InputError(
-            "watch: there is no trace; expected one. The model was not called in the block, or a "
-            "warning says why its attention was not seen."
+            "watch: there is no trace; expected one. The model was not called in the block, or its "
+            "attention could not be traced: see the warning."
         )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the model while the block runs; afterwards the traces are there."""
+        """Watch the model while the block runs, then make its traces."""
         model: Any = self._reader.model
         self._parts = [model]
         if isinstance(self._reader, TransformersReader):
@@ -132,33 +131,33 @@ class Watched:
                 self._session.take(call, graph)
 
     def _is_inside(self, call: LayerCall) -> bool:
-        """Whether a call is one of the model's forward, in its thread; else it is noted."""
-        inside = self._inside is not None and self._thread == get_ident()
-        # Where gradients are computed a checkpoint of activations runs a part of the model again.
-        if self._inside is None and torch._C._current_graph_task_id() == -1:
+        """Return whether a call is inside the model's forward and thread; note it otherwise."""
+        inside = self._running is not None and self._thread == get_ident()
+        # In a backward pass, activation checkpointing runs a part of the model again.
+        if self._running is None and torch._C._current_graph_task_id() == -1:
             self._outside[call.path] = None
         return inside
 
     def _excuse(self, error: Exception) -> bool:
-        """Whether the model goes on as without headloom, though not all of it can be traced."""
-        # While gradients are computed, checkpoints of activations end their runs by an error.
+        """Return whether to ignore an error, so that the model goes on untraced."""
+        # In a backward pass, activation checkpointing ends a recomputation by an error.
         if self._generation is not None or torch._C._current_graph_task_id() != -1:
             return False
-        named = isinstance(error, HeadloomError)
-        reason = str(error) if named else f"{type(error).__name__}: {error}"
-        self._unread[reason.removeprefix("trace: ")] = None
+        ours = isinstance(error, HeadloomError)
+        reason = str(error) if ours else f"{type(error).__name__}: {error}"
+        self._failures[reason.removeprefix("trace: ")] = None
         self._lost, self._session = True, None
         return True
 
     # Passes
 
     def _before(self, module: nn.Module, args: tuple[object, ...], keywords: Inputs) -> None:
-        """The model, its base or its encoder is called."""
-        if self._inside is not None:
+        """Begin a call of the model, its base or its encoder."""
+        if self._running is not None:
             if self._thread != get_ident():
-                self._unread[_TWO_THREADS] = None
+                self._failures[_TWO_THREADS] = None
             return
-        self._inside, self._thread = module, get_ident()
+        self._running, self._thread = module, get_ident()
         with excused(self._excuse):
             self._begin(module, self._reader.called(args, keywords))
 
@@ -171,14 +170,14 @@ class Watched:
         cache, text = cache_among(arguments), self._text
         if cache is not None and not hasattr(cache, "get_seq_length"):
             raise InputError(
-                f"its cache, a {type(cache).__name__}, does not say how many positions it holds; "
-                "generate without it, as by model.generate."
+                f"its cache, a {type(cache).__name__}, has no get_seq_length(), so the number of "
+                "its positions is unknown; generate without it, as by model.generate."
             )
         whole = module in self._parts[:2]
         before = positions_in(cache) if whole else 0
         if before and self._lost:
             return
-        # An encoder that has just run belongs to the decoder that reads what it gave.
+        # An encoder that has just run belongs to the decoder that reads its outputs.
         reads = text is not None and not text.decoded and "encoder_outputs" in arguments
         if self._session is None or text is None or not whole or not (before or reads):
             text = self._start(before)
@@ -192,46 +191,46 @@ class Watched:
         text.new_pass(arguments, before, whole)
         passes = self._session.passes
         assert passes is not None
-        # A step of one token feels every hook: of steps the first is looked at, and where attention
-        # came by a function of torch, not by the interface, every one.
+        # Hooks slow a step of one token: only the first step keeps them, unless attention came by a
+        # function of torch instead of the interface.
         if len(passes.begins) <= 2:
-            self._functions.look()
+            self._functions.start()
         elif not self._functions.called:
-            self._functions.look_away(self._parts)
+            self._functions.pause(self._parts)
 
     def _start(self, before: int) -> Text:
-        """A text begins."""
+        """Begin a text."""
         self._finish()
         self._lost = False
         if before:
             raise InputError(
-                "it went on with a cache that was filled before the block began; call it in the "
-                "block from its first token on."
+                "its cache was filled before the block began; call the model in the block from the "
+                "first token on."
             )
         if self._generation is not None and self._passes:
             raise InputError(
-                f"trace: {type(self._reader.model).__name__} reads its whole text anew for every "
-                "token that it writes, without a cache, so that no token has a row of its own. Let "
-                "it generate, and trace the text that it wrote."
+                f"trace: {type(self._reader.model).__name__} generates without a cache: it reads "
+                "the whole text again for every token, so that no token has a single row. Let it "
+                "generate, and trace the text that it wrote."
             )
         self._session = Session(self._options, computes=self._generation is not None, joins=True)
-        given = self._generation or {}
-        own = getattr(self._reader.model, "generation_config", None)
+        options = self._generation or {}
+        defaults = getattr(self._reader.model, "generation_config", None)
         end, padding = (
-            given.get(f"{name}_token_id", getattr(own, f"{name}_token_id", None))
+            options.get(f"{name}_token_id", getattr(defaults, f"{name}_token_id", None))
             for name in ("eos", "pad")
         )
         assert isinstance(self._reader, TransformersReader)
-        self._text = Text(self._reader.is_pair, given, (end, padding))
+        self._text = Text(self._reader.is_pair, options, (end, padding))
         return self._text
 
     def _after(self, module: nn.Module, args: object, output: object) -> None:
-        """A call of one of them ends."""
-        if self._inside is not module or self._thread != get_ident():
+        """End a call of the model, its base or its encoder."""
+        if self._running is not module or self._thread != get_ident():
             return
-        self._inside = None
+        self._running = None
         if output is None and self._session is not None:
-            self._excuse(InputError("a call of it ended by an error, and its text has no trace."))
+            self._excuse(InputError("a call of it raised an error, so its text has no trace."))
         if module in self._parts[:2]:
             self.progress("of the text that is written", self._passes)
             self._passes += 1
@@ -241,7 +240,7 @@ class Watched:
     # Traces
 
     def _finish(self) -> None:
-        """Make traces of the last text, if there was one."""
+        """Make the traces of the last text, if there was one."""
         session, text, self._session, self._text = self._session, self._text, None, None
         if session is not None:
             with excused(self._excuse), session:
@@ -267,7 +266,7 @@ class Watched:
         self.traces += session.end(not_traced, self.verification)
 
     def _warn(self) -> None:
-        """Warn of what is in no trace: layers outside of the model's calls, and what failed."""
+        """Warn of layers that ran outside the model's calls, and of failures."""
         name, layers = type(self._reader.model).__name__, list(self._outside)
         if layers:
             what, remedy = "watch", "Call the model itself, or watch the part that is called."
@@ -277,14 +276,14 @@ class Watched:
             elif not isinstance(self._reader, TransformersReader):
                 remedy = self._reader.around or remedy
             warnings.warn(
-                f"{what}: {len(layers)} attention layer{'s' * (len(layers) > 1)} ran outside of "
+                f"{what}: {len(layers)} attention layer{'s' * (len(layers) > 1)} ran outside "
                 f"{name}.forward, in no trace: {layers[0]}{last}. {remedy}",
                 stacklevel=4,
             )
-        if self._unread:
+        if self._failures:
             warnings.warn(
-                f"watch: {name} went on as without headloom, and not all of it is in a trace: "
-                f"{' '.join(self._unread)}",
+                f"watch: {name} ran on, but a part of its attention is in no trace: "
+                f"{' '.join(self._failures)}",
                 stacklevel=4,
             )
 
@@ -301,41 +300,45 @@ def watch(
     verify: Verify = None,
     received: bool | LastQueries = False,
 ) -> Iterator[Watched]:
-    """Trace whatever a model does in a block of code.
+    """Trace every call of a model in a block of code.
 
         with headloom.watch(model, tokenizer=tokenizer) as watched:
             model.generate(**inputs, max_new_tokens=20)
         watched.trace
 
-    Every call of the model is a trace; calls that go on with a cache add their rows to the trace
-    before them, so that generation is one trace: the rows of the prompt, and a row for each token
-    that the model read. (The last token that it writes it does not read.) The model goes on with
-    its own attention, and is left as it was; what cannot be traced is named in a warning. Rows of
-    the passes 1, 2, 4, 8 ... are held against that attention. A beam search has no trace.
+    Every call of the model makes a trace; calls that continue with a cache add their rows to the
+    trace before them, so that a generation is one trace: the rows of the prompt, and a row for each
+    token that the model read. (It does not read the last token that it writes.) The model uses its
+    own attention and is left unchanged; a warning names what cannot be traced. Rows of the passes
+    1, 2, 4, 8 ... are compared with that attention. A beam search cannot be traced.
 
     Args:
-        model: in evaluation mode: any module of torch, as for `headloom.trace`; of Transformers,
-            one that uses its attention interface.
-        tokenizer, keep, queries_keys, layers, received: as for `headloom.trace`.
-        description: what the traces say of the model; None: its name, class and size.
+        model: in evaluation mode: any torch module, as for `headloom.trace`; a model of
+            Transformers must use its attention interface.
+        tokenizer: see `headloom.trace`, as for keep, queries_keys, layers and received.
+        keep: the edges kept of each query.
+        queries_keys: whether to keep the queries and keys of each layer.
+        layers: numbers or paths of the layers; None: all.
+        description: of the model in the traces; None: its name, class and size.
         verify: False: rows that differ from the model's own attention are no error.
+        received: whether to keep what each key receives.
 
-    Yields: a `Watched`; its `traces` are there for each text when the next begins, or the block
+    Yields: a `Watched`; each text's trace is in `traces` when the next text begins or the block
     ends.
 
     Raises: InputError: the model cannot be watched.
     """
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         raise InputError(
-            f"watch: the model is in a {type(model).__name__}, which runs copies of it past the "
-            "watch. Watch and call the model itself, model.module."
+            f"watch: the model is in a {type(model).__name__}, which runs copies that cannot be "
+            "watched. Watch and call the model itself, model.module."
         )
     reader = reader_of(model, "watch")
     inner = reader.model
     if isinstance(reader, TransformersReader) and not layers_of(inner) and not routes(inner):
         raise InputError(
-            f"watch: {type(inner).__name__} is a model of Transformers that does not use its "
-            "attention interface. headloom.trace takes others."
+            f"watch: {type(inner).__name__} does not use the attention interface of Transformers. "
+            "Use headloom.trace."
         )
     if description is not None and not isinstance(description, Mapping):
         raise InputError(
@@ -345,7 +348,7 @@ def watch(
     options = TraceOptions(tokenizer, edges, queries_keys, layers, verify=verify, received=received)
     if inner.training:
         raise InputError(
-            "watch: the model is in training mode, in which its layers may act at random. Call "
+            "watch: the model is in training mode, in which dropout makes it random. Call "
             "model.eval() first."
         )
     fast = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -353,11 +356,11 @@ def watch(
         isinstance(module, fast) for module in inner.modules()
     ):
         raise InputError(
-            f"watch: {type(inner).__name__} has layers of torch with a fast path, which calls no "
-            "attention function, rounds otherwise and leaves padding empty. Call "
+            f"watch: {type(inner).__name__} has torch layers with a fast path, which calls no "
+            "attention function, rounds differently and leaves padding empty. Call "
             "torch.backends.mha.set_fastpath_enabled(False) first: the model then computes the "
             "same in the block as outside."
         )
     watched = Watched(reader, options, description or describe(inner))
-    with as_written(), watched.watching():
+    with uncompiled(), watched.watching():
         yield watched

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headloom.analysis.effects.interventions import reaching
 from headloom.errors import InputError
-from headloom.tracing.model_state import evaluation_mode, give_back
+from headloom.tracing.model_state import evaluation_mode, release_memory
 from headloom.tracing.recording.layer_call import LayerCall
 
 #: Gets a call, what its heads gave, and dy/do, both (batch, heads, queries, value_depth).
@@ -104,7 +104,7 @@ class _Mark(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        give_back()
+        release_memory()
         output, *own = ctx.saved_tensors
         call = ctx.call.changed(**dict(zip(ctx.names, own, strict=True)))
         ctx.receive(call, output.detach(), gradient.detach())
@@ -120,7 +120,7 @@ def _recomputing(model: nn.Module) -> Iterator[None]:
         def run(*args: Any, **options: Any) -> Any:
             whole = functools.partial(forward, **options)
             output = checkpoint(whole, *args, use_reentrant=False, preserve_rng_state=False)
-            give_back()
+            release_memory()
             return output
 
         return run

@@ -38,8 +38,8 @@ from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import Top
 from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import Inputs
-from headloom.tracing.capture import trace_as
-from headloom.tracing.model_state import Hook, describe, same_random_numbers, unchanged, unwrapped
+from headloom.tracing.capture import trace_with
+from headloom.tracing.model_state import Hook, describe, random_state_restored, unchanged, unwrapped
 from headloom.tracing.options import TraceOptions, checked_layers
 
 #: Steps between two reports of the loss; snapshots are kept at steps 0, 1, GROWTH, GROWTH^2, ...
@@ -298,13 +298,13 @@ class Monitor:
         """Let the model read the probe."""
         options = replace(self._options, sampled=first)
         with (
-            unchanged(self._model), same_random_numbers(), probe.computing(),
+            unchanged(self._model), random_state_restored(), probe.computing(),
             warnings.catch_warnings(),
         ):  # fmt: skip
             if not first:
                 # What is not traced was said when the watch began.
                 warnings.simplefilter("ignore")
-            found = trace_as(self._model, dict(probe.inputs), options)
+            found = trace_with(self._model, dict(probe.inputs), options)
             traces: Sequence[TraceData] = found if isinstance(found, list) else [found]
             self._not_traced = [dict(entry) for entry in traces[0].not_traced]
             return layers_seen(self._model, traces)

@@ -1,1 +1,1 @@
-"""From the attention calls of a model that runs to the layers of a trace, verified."""
+"""Layers of a trace from the attention calls of a running model, verified."""

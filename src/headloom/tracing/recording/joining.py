@@ -1,4 +1,4 @@
-"""Joins what the passes of a generation add to a layer: rows below rows, keys after keys."""
+"""Join the passes of a generation layer by layer: rows below rows, keys after keys."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch.nn.functional import pad
 from headloom.mechanism.graph import AttentionGraph
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 
-#: Steps of a generation that are joined while it goes on.
-TOGETHER = 16
-#: What a graph, and a call, has of each query or key of its own.
+#: Steps of a generation that are joined while it runs.
+STEPS = 16
+#: Tensors of a graph, and of a call, with rows for queries or keys.
 _OF_GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
 _OF_CALL = ("queries", "keys", "value_norms")
 
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """What passes add to a layer, with keys and norms of their own positions alone.
+    """Part of a layer from some passes, with keys and norms of their new positions only.
 
-    first: of the keys of its graph, among all. place: of its tensors in the file; None: here.
+    first: place of its graph's first key among all keys. place: of its tensors in the file; None:
+    they are in memory.
     """
 
     call: LayerCall
@@ -33,10 +34,10 @@ class Part:
 
 
 class Steps:
-    """Steps of one token that wait to be joined, in memory that is taken once.
+    """Steps of one token to be joined, in memory that is allocated once.
 
-    Small tensors of each step would lie between those of the cache, which is a longer one each
-    time and then finds no room: of SmolLM2 after 2,000 tokens a quarter of its memory.
+    Small tensors of each step would fragment the memory around the cache, which is allocated anew
+    in each step: for SmolLM2 after 2,000 tokens, a quarter of its memory.
     """
 
     def __init__(self, call: LayerCall) -> None:
@@ -44,7 +45,7 @@ class Steps:
         tensors = self._tensors(call)
         self._shapes = [tensor.shape for tensor in tensors]
         self._rooms = [
-            tensor.new_empty(*tensor.shape[:2], TOGETHER * tensor.shape[2], *tensor.shape[3:])
+            tensor.new_empty(*tensor.shape[:2], STEPS * tensor.shape[2], *tensor.shape[3:])
             for tensor in tensors
         ]
         self._call = call.changed(graph=None, **dict.fromkeys(self._names))
@@ -57,9 +58,9 @@ class Steps:
         return of_graph + [getattr(call, name) for name in self._names]
 
     def fits(self, call: LayerCall) -> bool:
-        """Whether another step has its place here."""
+        """Return whether there is room for another step."""
         shapes = [tensor.shape for tensor in self._tensors(call)]
-        return len(self._ranges) < TOGETHER and shapes == self._shapes
+        return len(self._ranges) < STEPS and shapes == self._shapes
 
     def take(self, call: LayerCall, first: int) -> None:
         """Copy the tensors of a step; see `Part`."""
@@ -76,7 +77,7 @@ class Steps:
         self._length = first + call.graph.length
 
     def joined(self) -> Part:
-        """All steps as one part."""
+        """Return all steps as one part."""
         count = len(self._ranges)
         rows = [
             room[:, :, : count * shape[2]]
@@ -93,7 +94,7 @@ class Steps:
 
 
 def _largest(deviations: list[Sequence[float | None]]) -> list[float | None]:
-    """The largest deviation of each input."""
+    """Return the largest deviation of each input."""
     return [
         max((size for size in of_input if size is not None), default=None)
         for of_input in zip(*deviations, strict=False)
@@ -101,7 +102,7 @@ def _largest(deviations: list[Sequence[float | None]]) -> list[float | None]:
 
 
 def joined_call(parts: list[Part]) -> LayerCall:
-    """The passes of a layer as one call."""
+    """Return the passes of a layer as one call."""
     calls = [part.call for part in parts]
     first = calls[0]
     keys = torch.cat([call.keys for call in calls], 2)
@@ -121,7 +122,7 @@ def joined_call(parts: list[Part]) -> LayerCall:
 
 
 def _joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> AttentionGraph:
-    """Graphs with a batch, one below the other, each with the place of its first key among all."""
+    """Return graphs one below the other, each given with the place of its first key among all."""
     places = max(graph.k for graph, _ in graphs)
 
     def below(name: str, empty: float | None = None) -> Tensor:
@@ -148,13 +149,15 @@ def _joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> Att
 
 
 def _joined_ranges(parts: list[tuple[RowRanges, int]], length: int) -> RowRanges:
-    """For each input, the ranges of all rows; of each part with the place of its first key."""
+    """Return the ranges of all rows of each input; parts come with the place of their first key."""
     joined: list[Tensor | None] = []
     for sample in range(len(parts[0][0] or ())):
         rows = [(ranges[sample], first) for ranges, first in parts if ranges is not None]
-        # A query that sees nothing has the range 0 to 0 wherever its keys begin.
+        # A query that sees no key has the range 0 to 0 wherever its keys begin.
         moved = [
-            torch.where(own[1] > own[0], own + first, own) for own, first in rows if own is not None
+            torch.where(part[1] > part[0], part + first, part)
+            for part, first in rows
+            if part is not None
         ]
         whole = len(moved) == len(parts)
         joined.append(torch.cat(moved, 1).clamp(max=length) if whole else None)
@@ -162,7 +165,7 @@ def _joined_ranges(parts: list[tuple[RowRanges, int]], length: int) -> RowRanges
 
 
 def _joined_bias(parts: list[Part], length: int) -> Tensor | None:
-    """The rows of a bias as the passes had them, 0 for keys that were not there yet, or no more."""
+    """Return the rows of a bias from all passes; 0 for keys that a pass did not have."""
     rows = [(part.first, part.call.bias) for part in parts if part.call.bias is not None]
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""One attention call of a model: as every source gives it, and what the session adds to it."""
+"""One attention call of a model: fields set by its source, and fields added by the session."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from headloom.mechanism.masks import Mask
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Bilinear, Score
 
-#: Why a layer over the edges of a graph has no matrix.
-OVER_EDGES = "its weights over the edges of a graph are no products of queries and keys"
+#: Reason why a layer over the edges of a graph has no matrix.
+OVER_EDGES = "its weights over the edges of a graph are not products of queries and keys"
 
-#: The first key of each query and the end of its keys, (2, queries), for each input of a batch;
-#: None for one whose mask has no such ranges. None for all: nothing is known of the mask.
+#: First key of each query and the end of its keys, (2, queries), for each input of a batch; None
+#: for an input whose mask has no such ranges. None for all: the mask is unknown.
 RowRanges = tuple[Tensor | None, ...] | None
 
 
 @dataclass(eq=False, slots=True)
 class LayerCall:
-    """One attention call that a layer of a model made.
+    """One attention call of a layer.
 
     path, kind      of the layer: "encoder", "decoder" or "cross"
     queries         (batch, heads, queries, depth), as scored
     keys, values    (batch, kv_heads, keys, depth): not repeated
     scale           the factor on the scores
-    mask            who may look at whom; None: everybody
+    mask            of the keys that each query sees; None: all
     bias            added to the scores, (batch or 1, heads or 1, queries, keys), or None
     relative        relative positions, or None
-    softcap, sinks  as `headloom.attend` takes them
+    softcap, sinks  see `headloom.attend`
     score           of queries and keys; None: their product
-    positions       the kind of positions that enter the scores, as a trace says it
-    is_causal       whether no query looks ahead, by the mask or by what the model says
-    own_output      from rows to what the model's own attention gives for them, (batch, heads, rows,
-                    value_depth); None: it cannot be asked
-    weights_only    whether its weights alone are known
-    values_known    whether `values` are its values, and not numbers in their place
-    grids           where its queries and its keys lie, if they are places of an image
-    missing         why its scores are no products of queries and keys; None: they are, or nothing
-                    is known of it
-    tracks          of its queries and its keys: see `Provenance.call`; None: it was not followed
-    sequences       those of its queries and of its keys, where the layer names them
+    positions       the kind of positions that enter the scores, as in a trace
+    is_causal       whether no query sees a later key, by the mask or by a flag of the model
+    own_output      function from rows to the output of the model's own attention, (batch, heads,
+                    rows, value_depth); None: it cannot be computed
+    weights_only    whether only the weights are known
+    values_known    whether `values` are its values, not placeholders
+    grids           of its queries and its keys, if they are places of an image
+    missing         reason why its scores are not products of queries and keys; None: they are, or
+                    it is unknown
+    tracks          of its queries and its keys: see `Provenance.call`; None: not followed
+    sequences       of its queries and of its keys, if the layer names them
 
     The session adds:
 
@@ -87,7 +87,7 @@ class LayerCall:
 
     @classmethod
     def over_edges(cls, path: str, kind: str, graph: AttentionGraph) -> LayerCall:
-        """A call of a layer over the edges of a graph, of which the weights alone are known."""
+        """Return the call of a layer over the edges of a graph, with its weights only."""
         batch, heads, queries, keys = graph.shape
         rows, columns = (graph.lse.new_zeros(batch, heads, size, 0) for size in (queries, keys))
         return cls(
@@ -95,24 +95,24 @@ class LayerCall:
         )
 
     def arguments(self) -> JsonObject:
-        """The keywords of `headloom.attend`."""
+        """Return the keywords for `headloom.attend`."""
         names = ("mask", "bias", "relative", "scale", "softcap", "sinks")
         return {name: getattr(self, name) for name in names}
 
     @property
     def has_products(self) -> bool:
-        """Whether the products of queries and keys are the scores, and known."""
+        """Whether the scores are products of known queries and keys."""
         return not self.weights_only and self.missing is None
 
     def products(self) -> tuple[Tensor, Tensor]:
-        """Queries and keys whose products are the scores."""
+        """Return queries and keys whose products are the scores."""
         if isinstance(self.score, Bilinear):
-            # In half precision what A makes of a query would be rounded once more.
+            # In float32: half precision would round the transformed queries once more.
             return self.queries.float() @ self.score.form().float(), self.keys.float()
         return self.queries, self.keys
 
     def mask_of(self, rows: Tensor) -> Tensor | None:
-        """Which keys some queries may look at, (batch or 1, heads or 1, rows, keys)."""
+        """Return the mask of some queries, (batch or 1, heads or 1, rows, keys)."""
         if self.mask is None:
             return None
         keys = self.keys.shape[2]
@@ -120,12 +120,12 @@ class LayerCall:
         return torch.cat(cells, 2)
 
     def bias_of(self, rows: Tensor) -> Tensor | None:
-        """What is added to the scores of some queries."""
-        one_for_all = self.bias is None or self.bias.shape[-2] == 1
-        return self.bias if self.bias is None or one_for_all else self.bias[..., rows, :]
+        """Return the bias of some queries."""
+        same_rows = self.bias is None or self.bias.shape[-2] == 1
+        return self.bias if self.bias is None or same_rows else self.bias[..., rows, :]
 
     def changed(self, **values: object) -> LayerCall:
-        """The same with other values for some fields."""
+        """Return a copy with other values of some fields."""
         other = copy(self)
         for name, value in values.items():
             setattr(other, name, value)

@@ -1,8 +1,8 @@
 """Layers of a trace, for each input of a batch, from recorded calls.
 
-A call is cut off the padding of its input. A model may give its attention a batch of its own:
-windows of an image, frames of a video, chunks of a text. Of one input they are one layer, side by
-side, in which no part looks into another.
+The padding of an input is cut off its calls. A model may run its attention on a batch of parts:
+windows of an image, frames of a video, chunks of a text. The parts of one input become one layer,
+side by side, in which no part attends to another.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 from headloom.tracing.recording.score_terms import cut_terms, mask_terms
 from headloom.tracing.recording.sequences import InputSequence, NamesOfSequences
 
-#: The log-sum-exp up to which float32 holds it well enough: it rounds weights by 2^-24 of it.
+#: Largest log-sum-exp that float32 stores exactly enough: it rounds weights by 2^-24 of it.
 FARTHEST = 5e-4 * 2**24
 
 
 class LayerMaker:
-    """Cuts recorded calls to each input of the batch, and holds them, or writes them at once.
+    """Makes layers of each input of a batch from recorded calls, and holds or writes them.
 
-    A call on parts of its inputs is one layer where there is one input. Of several, nothing says
-    which part is whose: it is not kept but named in `refused`.
+    A call on parts becomes one layer if there is one input. With several inputs the parts cannot
+    be assigned: the call is not kept but named in `refused`.
 
     Args:
         sequences: names the positions.
         samples: inputs of the batch.
         queries_keys: whether to keep queries and keys.
-        received: of how many last queries what keys receive is kept by itself; None: it is not.
-        writer: where layers are written at once; None: they are held.
+        received: number of last queries whose attention is summed separately; None: no sums.
+        writer: writes each layer at once; None: hold them.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class LayerMaker:
         self._received, self._writer = received, writer
         self._layers: list[list[TraceLayer]] = [[] for _ in range(samples)]
         self._named: list[dict[str, InputSequence]] = [{} for _ in range(samples)]
-        #: Why a layer was recorded and not kept, by its path.
+        #: Reasons why recorded layers were not kept, by their paths.
         self.refused: dict[str, str] = {}
-        #: The tracks of the sequences of a name, numbered in the order of their first layers.
+        #: Tracks of the sequences of each name, numbered in the order of their first layers.
         self._tracks: dict[str, dict[int, int]] = {}
 
     def __call__(self, call: LayerCall) -> None:
-        """Keep one layer of every input."""
+        """Make the layer of every input."""
         batch, _, queries, keys = call.graph.shape
         if batch != self._samples > 1:
             self.refused[call.path] = (
-                f"it ran on a batch of {batch} for {self._samples} inputs, and nothing says which "
-                "is whose; trace one input at a time"
+                f"it ran on a batch of {batch} for {self._samples} inputs, which cannot be "
+                "assigned; trace one input at a time"
             )
             return
         ends = call.sequences or self._sequences.ends(call)
@@ -78,7 +78,7 @@ class LayerMaker:
                 f"{ends[0].removesuffix(f'-{queries}')}-{parts}x{queries}",
                 f"{ends[1].removesuffix(f'-{keys}')}-{parts}x{keys}",
             )
-        # Keys of one's own sequence may be more than its queries, as in a cache of a fixed size.
+        # In self-attention there may be more keys than queries, as in a cache of a fixed size.
         of_queries, of_keys = call.tracks or (0, 0)
         of_keys = of_queries if ends[0] == ends[1] else of_keys
         ends = self._apart(ends[0], of_queries), self._apart(ends[1], of_keys)
@@ -107,7 +107,7 @@ class LayerMaker:
         rows: InputSequence,
         columns: InputSequence,
     ) -> TraceLayer:
-        """A layer of one input."""
+        """Return the layer of one input."""
         part = cut(call.graph[sample], rows.span, columns.span).cpu()
         tensors, terms = self._made_of(call, sample, rows.span, columns.span)
         if self._received is not None:
@@ -115,7 +115,7 @@ class LayerMaker:
         if not self._queries_keys:
             tensors = None
         elif tensors is not None:
-            # Copies: the model goes on with its own.
+            # Copies, because the model may change its tensors.
             layout = torch.contiguous_format
             tensors = tensors[0].clone(memory_format=layout), tensors[1].clone(memory_format=layout)
         norms = call.value_norms
@@ -142,10 +142,10 @@ class LayerMaker:
     def _made_of(
         self, call: LayerCall, sample: int, rows: slice, columns: slice
     ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None]:
-        """Queries and keys, and the terms, of one input."""
+        """Return the queries and keys, and the terms, of one input."""
         ranges = None if call.ranges is None else call.ranges[min(sample, len(call.ranges) - 1)]
         if not call.has_products:
-            # Of weights alone the mask is known, if it was given too.
+            # A call with weights only may come with its mask.
             terms = None if ranges is None else mask_terms(ranges, rows, columns)
             if call.missing is not None:
                 terms = replace(terms or Terms(mask_known=False), missing=call.missing)
@@ -160,12 +160,12 @@ class LayerMaker:
             sample=sample,
             rows=rows,
             columns=columns,
-            # As many numbers as both have.
+            # At most as large as queries and keys together.
             limit=queries.shape[0] * queries.shape[1] * keys.shape[2] + keys.numel(),
         )
         lse = call.graph[sample].lse[:, rows]
         far = float(lse[lse.isfinite()].abs().max()) if bool(lse.isfinite().any()) else 0.0
-        # As of a mask of large numbers that are added, where a row sees nothing else.
+        # For example by an added mask of large numbers, in a row without other keys.
         if terms.missing is None and terms.bias is not None and far > FARTHEST:
             terms = replace(
                 terms,
@@ -175,7 +175,7 @@ class LayerMaker:
         return (queries.cpu(), keys.cpu()), terms
 
     def _apart(self, name: str, track: int) -> str:
-        """The sequence of a name on a track; those after the first have their number in it."""
+        """Return the name of a sequence on a track, with a number after the first track."""
         tracks = self._tracks.setdefault(name, {})
         number = tracks.setdefault(track, len(tracks)) if track else 0
         return f"{name}-call-{number}" if number else name
@@ -192,7 +192,7 @@ class LayerMaker:
         return named[name]
 
     def check(self) -> None:
-        """Raise an InputError where no layer was kept: all ran on parts of several inputs."""
+        """Raise an InputError if no layer was kept: all ran on parts of several inputs."""
         if self.refused and self._writer is None and not self._layers[0]:
             path, reason = next(iter(self.refused.items()))
             raise InputError(f"trace: no layer could be kept: {path}: {reason}.")
@@ -203,7 +203,7 @@ class LayerMaker:
         verification: JsonMapping | None,
         not_traced: list[dict[str, str]],
     ) -> list[TraceData]:
-        """The trace of each input, of what was held; the arguments are what they say beside it."""
+        """Return the trace of each input from the held layers, with a description."""
         return [
             TraceData(
                 {name: sequence.names for name, sequence in named.items()},
@@ -223,14 +223,14 @@ def _of_sample(tensor: Tensor, sample: int, span: slice) -> Tensor:
 
 
 def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
-    """The part of a graph between some queries and some keys; mass on others goes to `rest`."""
+    """Return the part of a graph between some queries and keys; other mass goes to `rest`."""
     _, rows, length = graph.shape
     whole = slice(0, rows), slice(0, length)
     if (queries, keys) == whole and graph.k <= length:
         return graph
     columns = graph.keys[:, queries]
     inside = (columns >= keys.start) & (columns < keys.stop)
-    # Edges that stay move forward, in their order, and empty places to the end.
+    # Remaining edges move forward, in their order, and empty places to the end.
     order = (~inside).to(torch.uint8).sort(dim=-1, stable=True).indices
     order = order[..., : min(graph.k, keys.stop - keys.start)]
     inside_now = inside.gather(-1, order)
@@ -254,7 +254,7 @@ def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
 
 
 def proven_mask(graph: AttentionGraph) -> str | None:
-    """The rule of the mask, where counts and kept edges prove it: "all", "causal", or None."""
+    """Return the mask's rule if counts and kept edges prove it: "all", "causal", or None."""
     _, queries, keys = graph.shape
     if bool((graph.count == keys).all()):
         return "all"
@@ -267,7 +267,7 @@ def proven_mask(graph: AttentionGraph) -> str | None:
 
 
 def _side_by_side(call: LayerCall) -> LayerCall:
-    """A call on the parts of one input as a call on the whole of it, with a batch of one."""
+    """Return a call on the parts of one input as a call on the whole, with a batch of one."""
     graph = call.graph
     parts, _, queries, keys = graph.shape
     first = torch.arange(parts, device=graph.keys.device)[:, None, None, None] * keys
@@ -301,20 +301,20 @@ def _side_by_side(call: LayerCall) -> LayerCall:
 
 
 def _joined(tensor: Tensor) -> Tensor:
-    """From (parts, heads, positions, ...) to (1, heads, parts * positions, ...)."""
+    """Reshape (parts, heads, positions, ...) to (1, heads, parts * positions, ...)."""
     return tensor.transpose(0, 1).flatten(1, 2)[None]
 
 
 def _ranges_of_all(ranges: RowRanges, parts: int, queries: int, keys: int) -> RowRanges:
-    """The ranges of all rows; a batch of one stands for every part."""
+    """Return the ranges of all rows; a batch of one applies to every part."""
     if ranges is None:
         return None
     joined = []
     for part in range(parts):
-        own = ranges[min(part, len(ranges) - 1)]
-        if own is None:
+        rows = ranges[min(part, len(ranges) - 1)]
+        if rows is None:
             return (None,)
-        joined.append(torch.where(own[1] > own[0], own + part * keys, 0))
+        joined.append(torch.where(rows[1] > rows[0], rows + part * keys, 0))
     return (torch.cat(joined, 1),)
 
 
@@ -325,11 +325,11 @@ def _with_received(
     terms: Terms | None,
     call: LayerCall,
 ) -> AttentionGraph:
-    """The graph of a layer, without a batch, with what its keys receive, if that can be known.
+    """Return a layer's graph, without a batch, with the attention that keys receive, if known.
 
-    A call says what keys receive from all its rows. Of a graph that was cut off its padding, or
-    joined from several passes, other rows count; then it is summed from the edges where all were
-    kept, else from queries and keys in one more pass. last: of how many last queries; 0: none.
+    A call has these sums for all its rows. A graph without its padding, or joined from several
+    passes, has other rows: then they are summed from the edges if all were kept, otherwise from
+    queries and keys in one more pass. last: number of last queries; 0: none.
     """
     if graph.received is not None and bool(last) == (graph.received_last is not None):
         return graph
@@ -337,20 +337,20 @@ def _with_received(
         return changed(graph, **_of_kept(graph, last)._asdict())
     if queries_keys is None or terms is None or terms.missing is not None:
         return graph
-    one = matrix_call(
+    matrix = matrix_call(
         *queries_keys, mask=terms.mask, bias=terms.bias, relative=terms.relative, scale=call.scale,
         softcap=call.softcap, sinks=terms.sinks,
     )  # fmt: skip
     _, again = attend(
-        one.queries, one.keys, one.values, mask=one.mask, bias=one.bias,
-        relative=one.relative, scale=one.scale, softcap=one.softcap, sinks=terms.sinks,
+        matrix.queries, matrix.keys, matrix.values, mask=matrix.mask, bias=matrix.bias,
+        relative=matrix.relative, scale=matrix.scale, softcap=matrix.softcap, sinks=terms.sinks,
         keep=Top(0), received=LastQueries(last) if last else True,
     )  # fmt: skip
     return changed(graph, **{name: getattr(again[0], name) for name in Received._fields})
 
 
 def _of_kept(graph: AttentionGraph, last: int) -> Received:
-    """From the kept edges, which are all."""
+    """Return the attention that keys receive from kept edges, which are all edges."""
     heads, queries, keys = graph.shape
     of_heads = []
     for head in range(heads):

@@ -1,7 +1,7 @@
-"""Which sequence positions belong to, in a model of which nothing is known.
+"""Sequences of the positions in any torch module.
 
-A length that one input has, and no other, names a sequence; positions of any other length are a
-sequence of their own. Where two inputs are as long, positions are told apart by what looks at what.
+A length that exactly one input has names a sequence; any other length is a separate sequence. Of
+two inputs of the same length, positions are told apart by the kinds of the layers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from headloom.mechanism.grid import Grid
 from headloom.tracing.arguments import Inputs, Tokenizer
 from headloom.tracing.names import special_known, texts_known, token_names
 from headloom.tracing.recording.layer_call import LayerCall
-from headloom.tracing.recording.sequences import InputSequence, name_of_grid
+from headloom.tracing.recording.sequences import InputSequence, NamesOfSequences, name_of_grid
 
-#: Words in the names of arguments that go along with a sequence and are none.
+#: Words in the names of arguments that describe a sequence.
 _BESIDE = ("mask", "type", "segment", "position", "label", "step", "edge", "batch")
 
 
 def samples_of(inputs: Inputs, calls: Sequence[LayerCall]) -> int:
-    """How many inputs the batch of a call of a model holds.
+    """Return the number of inputs in the batch of a model's call.
 
-    It is the first dimension of the first input, or the second where every call has a batch of
-    that, and as many positions as the first has: then the sequence comes first, as `nn.Transformer`
-    takes it. A model whose calls have a batch of 1 has read one input.
+    It is the first dimension of the first input; or the second, if every call has that batch size
+    and the length of the first: then the sequence comes first, as in `nn.Transformer`. A model
+    whose calls have a batch of 1 has read one input.
     """
     first = next((t for t in _tensors(inputs).values() if t.ndim >= 2), None)
     batches = {len(call.graph.keys) for call in calls}
@@ -46,8 +46,8 @@ def _tensors(inputs: Inputs) -> dict[str, Tensor]:
     return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
 
 
-class ModuleSequences:
-    """The sequences of a model's call, by those of its layers: see `NamesOfSequences`."""
+class ModuleSequences(NamesOfSequences):
+    """Sequences of a model's call, from its layers: see `NamesOfSequences`."""
 
     def __init__(
         self,
@@ -60,25 +60,25 @@ class ModuleSequences:
         self._tokenizer, self._samples = tokenizer, samples
         self._lengths: dict[str, int] = {}
         self._ids: dict[str, Tensor] = {}
-        # What is given twice, as queries and keys, is one sequence.
+        # A tensor given twice, as queries and keys, is one sequence.
         once = {id(tensor): name for name, tensor in reversed(_tensors(inputs).items())}
         for name, tensor in _tensors(inputs).items():
             if once[id(tensor)] == name:
                 self._add(name, tensor)
         self._grid = _grid(model, inputs)
-        #: Those that layers tell, by the names of their sequences.
-        self._told: dict[str, Grid] = {}
-        #: Lengths of the positions of a cross layer on both sides.
+        #: Grids of layers, by the names of their sequences.
+        self._layer_grids: dict[str, Grid] = {}
+        #: Lengths of cross-attention layers with as many queries as keys.
         self._both = {
             call.graph.shape[2]
             for call in calls
             if call.kind == "cross" and call.graph.shape[2] == call.graph.shape[3]
         }
-        #: A model that reads one text calls its positions tokens, whatever its argument is called.
+        #: Whether the only sequence is a text, which is always named "tokens".
         self._one_text = len(self._lengths) == 1 and bool(self._ids)
 
     def _add(self, name: str, tensor: Tensor) -> None:
-        """Note how long an input is: the dimension beside the batch."""
+        """Note the length of an input: the dimension beside the batch."""
         if tensor.ndim == 2 and self._samples == 1 and tensor.is_floating_point():
             tensor = tensor[None]
         ids = not tensor.is_floating_point() and tensor.dtype != torch.bool
@@ -94,26 +94,26 @@ class ModuleSequences:
         elif columns == self._samples:
             tensor, self._lengths[name] = tensor.transpose(0, 1), rows
         else:
-            # As long as the batch is large: nothing says which is which.
+            # Length and batch size are equal, so the dimensions cannot be told apart.
             return
         if ids:
             self._ids[name] = tensor.detach().cpu()
 
     def ends(self, call: LayerCall) -> tuple[str, str]:
-        """The sequences that the queries and the keys of a layer come from."""
         kind, (queries, keys) = call.kind, call.graph.shape[2:]
         if call.grids is not None:
-            return name_of_grid(self._told, call.grids[0]), name_of_grid(self._told, call.grids[1])
+            rows, columns = (name_of_grid(self._layer_grids, grid) for grid in call.grids)
+            return rows, columns
         if kind != "cross":
             return self._named(queries, kind), self._named(keys, kind)
         names = self._named(queries, "decoder"), self._named(keys, "encoder")
         return names if names[0] != names[1] else (names[0], f"source-{keys}")
 
     def _named(self, length: int, kind: str) -> str:
-        """The sequence of a length, on the side of an encoder or of a decoder."""
+        """Return the sequence of a length, on the side of an encoder or of a decoder."""
         if self._grid is not None and self._grid.length == length:
             return "patches"
-        names = [name for name, own in self._lengths.items() if own == length]
+        names = [name for name, size in self._lengths.items() if size == length]
         if len(names) == 1 and length not in self._both:
             return "tokens" if self._one_text else names[0]
         if len(names) > 1:
@@ -121,10 +121,9 @@ class ModuleSequences:
         return f"positions-{length}"
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
-        """A sequence of some length, of one input of the batch."""
         span = slice(0, length)
         if name.startswith("patches"):
-            grid = self._told.get(name) or self._grid
+            grid = self._layer_grids.get(name) or self._grid
             if grid is not None and grid.length == length:
                 return InputSequence(span, grid.names(), {**grid.places()})
         ids = next(iter(self._ids.values()), None) if name == "tokens" else self._ids.get(name)
@@ -139,7 +138,7 @@ class ModuleSequences:
 
 
 def _grid(model: nn.Module, inputs: Inputs) -> Grid | None:
-    """How the patches of an image lie, where the model says how large a patch is."""
+    """Return the grid of an image's patches; None: the model has no patch size."""
     embedding: Any = getattr(model, "patch_embed", None) or getattr(model, "pos_embed", None)
     size = getattr(embedding, "patch_size", None)
     images = next((t for t in _tensors(inputs).values() if t.ndim == 4), None)

@@ -1,7 +1,7 @@
-"""Joins the passes of generation with a cache, of which each adds rows to every layer.
+"""Join the passes of a generation with a cache; each pass adds rows to every layer.
 
-The first pass reads the prompt, each later one a token, whose query looks at the keys in the cache:
-the rows of all passes are those of one pass over the whole text.
+The first pass reads the prompt, each later one a token, whose query sees the keys in the cache: all
+passes together have the rows of one pass over the whole text.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from headloom.errors import InputError
 from headloom.formats.files import NOT_WRITABLE, disk_errors
 from headloom.mechanism.parts import with_tensors
 from headloom.tracing.arguments import Arguments, Inputs
-from headloom.tracing.model_state import give_back
+from headloom.tracing.model_state import release_memory
 from headloom.tracing.recording.joining import Part, Steps, joined_call
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 from headloom.tracing.recording.verification import tolerance
 
-#: Bytes of a tensor from which on it waits in the file.
+#: Bytes from which on a tensor is buffered in the temporary file.
 LARGE = 2**14
-#: Bytes that are written before the memory that they took is given back.
-GIVEN_BACK = 2**26
+#: Bytes written before free memory is returned to the system.
+RELEASE_AFTER = 2**26
 _OTHER_KEYS = (
-    "trace: the cache holds other keys than the passes before computed: it was reordered (by "
-    "beams), thinned, cropped, quantised or filled elsewhere. Take another cache, or trace the "
-    "text that was generated."
+    "trace: the cache does not hold the keys that earlier passes computed: it was reordered (by "
+    "beams), thinned, cropped, quantized or filled elsewhere. Use another cache, or trace the "
+    "generated text."
 )
 
 
 class _Layer:
-    """What is known of a layer: its parts, the steps that wait, and the keys that it computed."""
+    """State of a layer: its parts, the steps not joined yet, and the keys that it computed."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.steps: Steps | None = None
-        #: The first bytes of each key, (batch, heads, room for keys), and how many there are.
+        #: First bytes of each key, (batch, heads, room for keys), and the number of keys.
         self.known: Tensor | None = None
         self.count = 0
 
     def add_keys(self, keys: Tensor) -> None:
-        """Note the first bytes of keys."""
+        """Add the first bytes of keys."""
         end = self.count + keys.shape[2]
         if self.known is None or end > self.known.shape[2]:
             room = keys.new_empty(*keys.shape[:2], end + 64)
@@ -61,49 +61,49 @@ class _Layer:
 
 
 class Passes:
-    """Receives the recorded calls of the passes of one text, and joins them.
+    """Collects the recorded calls of the passes of one text, and joins them.
 
     Args:
-        queries_keys: whether queries and keys are wanted; else their numbers alone are kept.
-        save: where the trace is to be: long passes wait in a file without a name beside it. None:
-            in memory.
+        queries_keys: whether to keep queries and keys; otherwise only their number.
+        save: path of the trace, beside which large tensors are buffered in an unnamed temporary
+            file. None: in memory.
 
-    Raises: DataError: nothing can be written there.
+    Raises: DataError: the file cannot be written.
     """
 
     def __init__(self, *, queries_keys: bool = True, save: Path | str | None = None) -> None:
         self._queries_keys = queries_keys
         self._file = None if save is None else _CallFile(save)
         self._layers: dict[tuple[str, int], _Layer] = {}
-        self._seen: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
         self._ranges: RowRanges = None  # of a mask, which layers of a pass share
         self._ranges_end = 0
-        #: Whether a layer of this pass has told that the cache holds what it computed.
-        self._is_told = False
-        #: Of each pass, how many positions its text had when it began.
+        #: Whether the cache of this pass was compared with computed keys.
+        self._is_compared = False
+        #: Number of positions of the text at the beginning of each pass.
         self.begins: list[int] = []
 
     def new_pass(self, before: int) -> None:
-        """The model begins a pass; the cache holds so many positions."""
-        self._seen.clear()
-        self._ranges, self._is_told = None, False
+        """Begin a pass. before: number of positions in the cache."""
+        self._calls.clear()
+        self._ranges, self._is_compared = None, False
         self.begins.append(before)
 
     @property
     def are_verified(self) -> bool:
-        """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
+        """Whether the calls of this pass are verified: in the passes 1, 2, 4, 8 ..."""
         passes = len(self.begins)
         return passes & (passes - 1) == 0
 
     def __call__(self, call: LayerCall) -> None:
-        """Take a call of a layer in this pass."""
-        place = self._seen.get(call.path, 0)
-        self._seen[call.path] = place + 1
+        """Add a call of a layer in this pass."""
+        place = self._calls.get(call.path, 0)
+        self._calls[call.path] = place + 1
         layer = self._layers.setdefault((call.path, place), _Layer())
         later, first = bool(layer.parts), 0
         if call.kind != "cross":
-            # Encoders with a head for language grow too: with a cache, each later token looks at
-            # all before it, the prompt at itself.
+            # Encoders with a language head grow too: with a cache, each later token sees all before
+            # it, the prompt sees itself.
             first, new = self._own_keys(layer, call)
             call.keys, call.values = call.keys[:, :, new], call.values[:, :, new]
         elif later:
@@ -124,62 +124,62 @@ class Passes:
             layer.steps.take(call, first)
             return
         if self._queries_keys:
-            # A copy: a view would hold the whole cache of every step.
+            # A copy: a view would keep the whole cache of every step.
             call.keys = call.keys.clone()
         layer.parts.append(self._put(Part(call, first)))
 
     def _own_keys(self, layer: _Layer, call: LayerCall) -> tuple[int, slice]:
-        """The place of a call's first key among all of its layer, and which keys are new.
+        """Return the place of a call's first key among its layer's keys, and the slice of new keys.
 
-        Caches of a fixed size have room behind the keys, which is hidden; those of windows let go
-        of their first ones.
+        Caches of a fixed size have hidden room behind the keys; caches of windows drop their first
+        keys.
         """
-        own, there, before = call.queries.shape[2], call.keys.shape[2], self.begins[-1]
+        queries, keys, before = call.queries.shape[2], call.keys.shape[2], self.begins[-1]
         if call.ranges is not None and call.ranges is not self._ranges:
-            ends = [there if rows is None else int(rows[1].max()) for rows in call.ranges]
+            ends = [keys if rows is None else int(rows[1].max()) for rows in call.ranges]
             self._ranges, self._ranges_end = call.ranges, max(ends, default=0)
-        last = there if call.ranges is None else self._ranges_end
-        end = min(there, max(before + own, last))
-        new = slice(0 if layer.known is None else end - own, end)
-        first = max(0, before + own - there) if before else 0
+        last = keys if call.ranges is None else self._ranges_end
+        end = min(keys, max(before + queries, last))
+        new = slice(0 if layer.known is None else end - queries, end)
+        first = max(0, before + queries - keys) if before else 0
         if layer.known is None and first:
             raise InputError(_OTHER_KEYS)
         if new.start:
-            self._follow(layer, call.keys[:, :, : new.start], first)
+            self._compare(layer, call.keys[:, :, : new.start], first)
         layer.add_keys(_first_bytes(call.keys[:, :, new]))
         return first, new
 
-    def _follow(self, layer: _Layer, keys: Tensor, first: int) -> None:
-        """Hold the keys of a cache against those that a layer computed, from the first on.
+    def _compare(self, layer: _Layer, keys: Tensor, first: int) -> None:
+        """Compare the keys of a cache with the keys that a layer computed, from the first on.
 
-        Of one text the first layer tells of all, but in passes that are verified.
+        For one text the first layer is enough, except in passes that are verified.
         """
         assert layer.known is not None
         expected = layer.known[:, :, first : layer.count].contiguous()
         if expected.shape != keys.shape[:3]:
             raise InputError(_OTHER_KEYS)
-        if self._is_told and len(keys) == 1 and not self.are_verified:
+        if self._is_compared and len(keys) == 1 and not self.are_verified:
             return
-        now, self._is_told = _first_bytes(keys), True
+        now, self._is_compared = _first_bytes(keys), True
         if torch.equal(expected, now):
             return
-        # Keys made of smaller vectors in the cache are made anew, and rounded, every time.
-        own, other = (part[..., None].view(keys.dtype).float() for part in (expected, now))
-        size = torch.linalg.vector_norm(own, dim=-1).amax(-1, keepdim=True)
-        far = torch.linalg.vector_norm(other - own, dim=-1)
+        # Keys that are decompressed from the cache are rounded differently every time.
+        old, new = (part[..., None].view(keys.dtype).float() for part in (expected, now))
+        size = torch.linalg.vector_norm(old, dim=-1).amax(-1, keepdim=True)
+        far = torch.linalg.vector_norm(new - old, dim=-1)
         if not bool((far <= tolerance(keys.dtype) * size).all()):
             raise InputError(_OTHER_KEYS)
 
     def _put(self, part: Part) -> Part:
-        """Put what is large of a part into the file, if there is one, until all are joined."""
+        """Move the large tensors of a part to the file, if there is one, until all are joined."""
         if self._file is not None:
             part.place = self._file.put(part.call)
         return part
 
     def joined(self) -> Iterator[LayerCall]:
-        """Every layer, its passes one below the other.
+        """Yield every layer, its passes one below the other.
 
-        Each layer's passes are let go when the layer is made, so that memory never holds all twice.
+        The passes of a layer are freed with it, so that memory never holds all of them twice.
         """
         while self._layers:
             layer = self._layers.pop(next(iter(self._layers)))
@@ -191,7 +191,7 @@ class Passes:
 
 
 def _first_bytes(keys: Tensor) -> Tensor:
-    """The first eight bytes of each key as one number: more would take as long as the attention."""
+    """Return the first eight bytes of each key as an integer; more would be slow."""
     width = 8 // keys.element_size()
     part = keys[..., :width]
     if keys.shape[3] < width:
@@ -200,7 +200,7 @@ def _first_bytes(keys: Tensor) -> Tensor:
 
 
 class _CallFile:
-    """A file in which the large tensors of calls wait while a model goes on."""
+    """Temporary file that buffers the large tensors of calls while a model runs."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(os.path.realpath(path))
@@ -210,18 +210,18 @@ class _CallFile:
         self._written_since = 0
 
     def put(self, call: LayerCall) -> int:
-        """Write the large tensors of a call, leave their shapes in it; returns their place."""
+        """Write the large tensors of a call, leaving their shapes in it; return their place."""
         with disk_errors(self._path):
             place = self._file.seek(0, os.SEEK_END)
             self._change(call, self._written)
             self._file.flush()
-        if self._written_since >= GIVEN_BACK:
+        if self._written_since >= RELEASE_AFTER:
             self._written_since = 0
-            give_back()
+            release_memory()
         return place
 
     def get(self, call: LayerCall, place: int) -> None:
-        """Read what was put to a place, in the order in which it was written."""
+        """Read the tensors of a call from a place, in the order in which they were written."""
         with disk_errors(self._path):
             self._file.seek(place)
             self._change(call, self._read)
@@ -247,33 +247,33 @@ class _CallFile:
 
 
 class Text:
-    """The passes of a model over one text, or one batch of texts.
+    """Passes of a model over one text, or one batch of texts.
 
     Args:
-        is_pair: whether a target grows, and its source does not.
-        given: what the generation was asked to go on from; empty: it is not known.
-        ends: the tokens that end a text, and the one that fills it up after them.
+        is_pair: whether only the target grows, as in an encoder-decoder.
+        prompt: the arguments of the generation; empty: unknown.
+        ends: the tokens that end a text, and the padding token after them.
     """
 
     def __init__(
-        self, is_pair: bool, given: Inputs, ends: tuple[int | list[int] | None, int | None]
+        self, is_pair: bool, prompt: Inputs, ends: tuple[int | list[int] | None, int | None]
     ) -> None:
-        self._given_first, self._ends = given, ends
+        self._prompt_inputs, self._ends = prompt, ends
         self._name = "decoder_input_ids" if is_pair else "input_ids"
-        #: Whether the model itself has run, not its encoder alone.
+        #: Whether the model itself has run, not only its encoder.
         self.decoded = False
-        #: Tokens of the prompt: of the passes before the first that reads one token.
+        #: Tokens of the prompt: of all passes before the first pass of one token.
         self.prompt: int | None = None
-        #: How many positions the text has; None: it is not known.
+        #: Number of positions of the text; None: unknown.
         self.length: int | None = None
-        #: What else the passes were given last, and the ids of each.
-        self._given: dict[str, Tensor] = {}
+        #: Other arguments of the last pass, and the ids of each pass.
+        self._others: dict[str, Tensor] = {}
         self._ids: dict[str, list[Tensor]] = {}
 
     def new_pass(self, arguments: Inputs, before: int, model: bool) -> None:
-        """Another pass with these arguments, after so many positions.
+        """Add a pass with these arguments.
 
-        model: whether it is one of the whole model.
+        before: number of positions before it. model: whether the whole model runs.
         """
         tensors = {name: v for name, v in arguments.items() if isinstance(v, Tensor)}
         for name in ("input_ids", "decoder_input_ids"):
@@ -288,17 +288,17 @@ class Text:
                         self.prompt = before + ids.shape[1]
         for name, value in tensors.items():
             if name != "attention_mask" or value.ndim == 2:
-                self._given[name] = value.detach()
+                self._others[name] = value.detach()
         self.decoded = self.decoded or model
 
     def inputs(self) -> Arguments:
-        """The arguments of the model as one pass over the whole text would take them."""
+        """Return the arguments for one pass over the whole text."""
         arguments: Arguments = {
             name: value
-            for name, value in self._given_first.items()
+            for name, value in self._prompt_inputs.items()
             if isinstance(value, Tensor) and name not in (self._name, "attention_mask")
         }
-        arguments |= self._given
+        arguments |= self._others
         arguments |= {name: torch.cat(parts, 1) for name, parts in self._ids.items()}
         mask_name = self._name.replace("input_ids", "attention_mask")
         ids = arguments.get(self._name)
@@ -307,7 +307,7 @@ class Text:
         mask = arguments.get(mask_name)
         if mask is None or mask.shape != ids.shape:
             mask = torch.ones_like(ids)
-            first = self._given_first.get(mask_name)  # of which a cache of fixed size makes another
+            first = self._prompt_inputs.get(mask_name)  # a cache of fixed size changes the mask
             if isinstance(first, Tensor) and first.ndim == 2 and len(ids) % len(first) == 0:
                 prompt = first[:, : self.prompt].to(mask)
                 mask[:, : prompt.shape[1]] = prompt.repeat_interleave(len(ids) // len(first), 0)
@@ -315,14 +315,14 @@ class Text:
         return arguments
 
     def _until_end(self, ids: Tensor, mask: Tensor, prompt: int) -> Tensor:
-        """A mask of each text of a batch up to the end token behind which it is padding."""
+        """Return the mask of each text of a batch up to its end token; padding follows it."""
         end, padding = self._ends
         if end is None or len(ids) == 1:
             return mask  # one text ends where its generation does
         ends = torch.as_tensor(end).cpu().flatten()
         written = ids[:, prompt:].cpu()
         filled = written == (int(ends[0]) if padding is None else padding)
-        rest = filled.flip(1).cumprod(1).flip(1).bool()  # nothing but padding from here on
+        rest = filled.flip(1).cumprod(1).flip(1).bool()  # only padding from here on
         last = torch.ones_like(rest[:, :1])
         closes = torch.isin(written, ends) & torch.cat((rest[:, 1:], last), 1)
         after = closes.cumsum(1) > 0

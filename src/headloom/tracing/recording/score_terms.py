@@ -1,4 +1,4 @@
-"""Masks and biases of a call: read as rules, and cut to the terms of one input of its batch."""
+"""Masks and biases of a call, as rules, and cut to the terms of one input of its batch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headloom.mechanism.positions import ByDistance, Relative
 
 
 def ranges_of(mask: Mask | None, queries: int, keys: int, sample: int = 0) -> Tensor | None:
-    """The first key of each query and the end of its keys, (2, queries), for one input of a batch.
+    """Return each query's first key and the end of its keys, (2, queries), for one input.
 
-    None: some query sees keys that are not side by side, or heads differ.
+    None: some query sees keys that are not contiguous, or heads differ.
     """
     if mask is None:
         return torch.tensor([[0], [keys]]).repeat(1, queries)
@@ -25,7 +25,7 @@ def ranges_of(mask: Mask | None, queries: int, keys: int, sample: int = 0) -> Te
 
 
 def rule_of_ranges(ranges: Tensor, keys: int) -> Mask | None:
-    """Ranges as a rule: None where each query sees all keys, a `Window` where one gives them.
+    """Return ranges as a mask: None if each query sees all keys, a `Window` if one fits.
 
     >>> rule_of_ranges(torch.tensor([[0, 0, 1], [1, 2, 3]]), 3)
     Window(left=1, right=0, offset=0)
@@ -40,7 +40,7 @@ def rule_of_ranges(ranges: Tensor, keys: int) -> Mask | None:
         right = int(end[row]) - 1 - row
     if left is None and right is None:
         return None
-    # Sides are 0 or more; a window that lies elsewhere is moved.
+    # Both sides must be 0 or more; an offset moves the window.
     offset = 0
     if right is not None and right < 0:
         offset = right
@@ -59,7 +59,7 @@ def rule_of_ranges(ranges: Tensor, keys: int) -> Mask | None:
 
 
 def as_rule(mask: Mask | None, queries: int, keys: int, batch: int) -> Mask | None:
-    """A mask as a rule that costs no matrix, where one says the same for every input of a batch."""
+    """Return a mask as a rule without a matrix, if it is the same for every input of a batch."""
     if mask is None or isinstance(mask, Window):
         return mask
     ranges = [ranges_of(mask, queries, keys, sample) for sample in range(batch)]
@@ -80,15 +80,15 @@ def cut_terms(
     columns: slice,
     limit: int,
 ) -> Terms:
-    """The terms of a layer for one input, between its rows and columns that are no padding.
+    """Return the terms of a layer for one input, between rows and columns without padding.
 
-    ranges: of the mask, see `ranges_of`. limit: numbers that a bias without a rule may have.
+    ranges: of the mask, see `ranges_of`. limit: most numbers of a bias without a rule.
     """
     queries, keys = rows.stop - rows.start, columns.stop - columns.start
     missing = None
     rule: Mask | None = None
     if ranges is None:
-        missing = "its mask shows queries keys that are not side by side, and is not kept"
+        missing = "its mask shows keys that are not contiguous, and is not kept"
     else:
         rule = mask_terms(ranges, rows, columns).mask
     kept: Tensor | None = None
@@ -100,31 +100,31 @@ def cut_terms(
     elif relative is not None:
         missing = missing or f"its positions, {type(relative).__name__}, are not kept"
     if bias is not None:
-        own = bias[min(sample, len(bias) - 1)].detach().cpu()
-        own = own if own.shape[1] == 1 else own[:, rows]
-        own = own if own.shape[2] == 1 else own[:, :, columns]
-        by_distance = _by_distance(own, queries, keys)
-        if not bool(own.any()):
-            kept = None  # it was added to padding alone
+        part = bias[min(sample, len(bias) - 1)].detach().cpu()
+        part = part if part.shape[1] == 1 else part[:, rows]
+        part = part if part.shape[2] == 1 else part[:, :, columns]
+        by_distance = _by_distance(part, queries, keys)
+        if not bool(part.any()):
+            kept = None  # it was added to padding only
         elif by_distance is not None and positions is None:
             positions = by_distance
-        elif own.numel() <= limit:
-            kept = own.clone()
+        elif part.numel() <= limit:
+            kept = part.clone()
         else:
             missing = missing or "a bias that follows no rule is added to its scores"
-    own_sinks = None if sinks is None else sinks.detach().cpu()
-    return Terms(rule, positions, kept, own_sinks, missing, mask_known=ranges is not None)
+    sinks = None if sinks is None else sinks.detach().cpu()
+    return Terms(rule, positions, kept, sinks, missing, mask_known=ranges is not None)
 
 
 def mask_terms(ranges: Tensor, rows: slice, columns: slice) -> Terms:
-    """The terms of a layer of which the mask alone is known: see `cut_terms`."""
+    """Return the terms of a layer with a known mask only: see `cut_terms`."""
     keys = columns.stop - columns.start
     inside = (ranges[:, rows] - columns.start).clamp(0, keys)
     return Terms(rule_of_ranges(without_empty(inside), keys))
 
 
 def _by_distance(bias: Tensor, queries: int, keys: int) -> ByDistance | None:
-    """A bias (heads, queries, keys) by distance, where it depends on nothing else."""
+    """Return a bias (heads, queries, keys) by distance, if it depends on that only."""
     if bias.shape[1:] != (queries, keys) or queries * keys <= 1:
         return None
     if not torch.equal(bias[:, 1:, 1:], bias[:, :-1, :-1]):
@@ -135,9 +135,9 @@ def _by_distance(bias: Tensor, queries: int, keys: int) -> ByDistance | None:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMask:
-    """A mask in headloom's words: who may look at whom, and what is added to the scores.
+    """Mask of visible keys, and bias on the scores.
 
-    ahead: whether some query looks ahead; None: it cannot be said.
+    ahead: whether some query sees a later key; None: unknown.
     """
 
     mask: Mask | None
@@ -146,19 +146,18 @@ class ScoreMask:
 
 
 def lowest_of(dtype: torch.dtype) -> float | None:
-    """The number at and below which a mask of a type hides a key; None: it is bool."""
+    """Return the number at and below which a mask of a type hides a key; None: a bool mask."""
     return None if dtype == torch.bool else torch.finfo(dtype).min / 2
 
 
 def score_mask(cells: Tensor, queries: int, keys: int, lowest: float | None = None) -> ScoreMask:
-    """Read a mask: a window, or a range of keys for each query, becomes a rule without a matrix.
+    """Read a mask; a window, or a range of keys for each query, becomes a rule without a matrix.
 
-    cells: (batch or 1, heads or 1, queries or 1, keys or 1): bool, True = may look; or numbers that
-    are added to the scores, minus infinity where a query may not look. lowest: a finite number at
-    and below which a key is hidden too, but in a row that has nothing else: its softmax looks at
-    every key alike.
+    cells: (batch or 1, heads or 1, queries or 1, keys or 1): bool, True = visible; or numbers added
+    to the scores, minus infinity = hidden. lowest: a finite number at and below which a key is
+    hidden too, except in a row without any other key, where the softmax gives equal weights.
     """
-    # What is only expanded says the same everywhere.
+    # Expanded dimensions have equal cells.
     for axis in (0, 1):
         if cells.shape[axis] > 1 and cells.stride(axis) == 0:
             cells = cells.narrow(axis, 0, 1)
@@ -179,10 +178,10 @@ def score_mask(cells: Tensor, queries: int, keys: int, lowest: float | None = No
 def without_hidden(
     mask: Mask | None, bias: Tensor | None, shape: tuple[int, int, int, int]
 ) -> tuple[Mask | None, Tensor | None]:
-    """A mask and a bias, where the mask also says whom a bias of minus infinity hides.
+    """Move the minus infinities of a bias to the mask; return both.
 
-    As they are where the bias does not fit, or the keys that are left are not side by side.
-    shape: of the scores.
+    Both are unchanged if the bias does not fit, or if the visible keys are not contiguous. shape:
+    of the scores.
 
     >>> hidden = torch.full((1, 1, 2, 2), -torch.inf).triu(1)
     >>> without_hidden(None, hidden, (1, 1, 2, 2))
@@ -204,7 +203,7 @@ def without_hidden(
 
 
 def _looks_ahead(mask: Mask | None, allowed: Tensor, queries: int, keys: int) -> bool | None:
-    """Whether some query may look at a key after it; None: it cannot be said."""
+    """Return whether some query sees a later key; None: unknown."""
     if queries != keys or queries < 2:
         return None
     ranges = ranges_of(mask, queries, keys) if mask is None or len(allowed) == 1 else None

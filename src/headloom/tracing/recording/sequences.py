@@ -1,4 +1,4 @@
-"""Which sequence the positions of a layer belong to, and what they are called.
+"""Sequences of the positions of a layer, and names of the positions.
 
 A position is a token of a text, a patch of an image, or a frame of a sound.
 """
@@ -22,25 +22,25 @@ from headloom.tracing.names import special_known, texts_known, token_names
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.vision_language import ImagesOfText, images_of_texts
 
-#: Names of modules that look from one sequence at another, in small letters.
+#: Names of cross-attention modules, in lower case.
 _CROSS = (
     "crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention",
     "encoder_decoder_attention",
 )  # fmt: skip
 
-#: Sequences of which the arguments of a model say the tokens.
+#: Sequences whose tokens are arguments of a model.
 _READ = ("tokens", "source", "target")
-#: Words in the paths of modules that look at an image, in a model that reads a text too.
+#: Words in the paths of modules that read an image, in a model that reads a text too.
 _IMAGE = ("vision", "visual", "image", "pixel")
 
 
 def layer_kind(path: str, module: nn.Module, is_causal: bool) -> str:
-    """The kind of a layer, "encoder", "decoder" or "cross", from its path, class and flag."""
+    """Return the kind of a layer, "encoder", "decoder" or "cross", by path, class and flag."""
     return "cross" if "Cross" in type(module).__name__ else kind_of_name(path, is_causal)
 
 
 def kind_of_name(path: str, is_causal: bool) -> str:
-    """The kind of a layer from its path, and whether no query looks ahead.
+    """Return the kind of a layer from its path, and whether it is causal.
 
     >>> kind_of_name("decoder.0.encoder_attn", False), kind_of_name("layers.0", True)
     ('cross', 'decoder')
@@ -52,8 +52,8 @@ def kind_of_name(path: str, is_causal: bool) -> str:
     return "encoder"
 
 
-def _has_word(path: str) -> bool:
-    """Whether the path of a module says that it sees an image."""
+def _is_vision(path: str) -> bool:
+    """Return whether the path of a module contains a word for images."""
     return any(word in path.lower() for word in _IMAGE)
 
 
@@ -61,8 +61,8 @@ def _has_word(path: str) -> bool:
 class InputSequence:
     """Positions of one sequence, for one input of a batch.
 
-    span: those that are no padding; names: of these; known: as Trace.positions; images: those whose
-    patches are among them.
+    span: the positions without padding; names: of these; known: as in Trace.positions; images: the
+    ones with patches among them.
     """
 
     span: slice
@@ -72,19 +72,19 @@ class InputSequence:
 
 
 class NamesOfSequences(Protocol):
-    """Names the positions of layers."""
+    """Protocol of objects that name the positions of layers."""
 
     def ends(self, call: LayerCall) -> tuple[str, str]:
-        """The sequences that the queries and the keys of a layer come from."""
+        """Return the sequences of the queries and of the keys of a layer."""
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
-        """A sequence of some length, of one input of the batch."""
+        """Return a sequence of some length, of one input of the batch."""
 
 
 def name_of_grid(known: dict[str, Grid], grid: Grid) -> str:
-    """The sequence of the places of an image: all layers over as many have one.
+    """Return the sequence of an image's places, the same for all layers of that grid.
 
-    known: grids by the names of their sequences, which the grid is added to.
+    known: grids by the names of their sequences; the grid is added to it.
     """
     name = "patches"
     if known.setdefault(name, grid) != grid:
@@ -93,20 +93,20 @@ def name_of_grid(known: dict[str, Grid], grid: Grid) -> str:
     return name
 
 
-#: The arguments that hold a wave, (batch, samples), or frames, (batch, bands, frames).
+#: Arguments that hold a wave, (batch, samples), or frames, (batch, bands, frames).
 _WAVE, _FRAMES = "input_values", "input_features"
-#: Parts of the paths of convolutions that make no positions of the sound.
+#: Parts of the paths of convolutions that do not change the positions of the sound.
 _BESIDE = ("pos_conv", "adapter", "conv_module", "decoder", "depthwise", "pointwise")
 
 
 def is_sound(inputs: Inputs) -> bool:
-    """Whether a model is given a sound."""
+    """Return whether the inputs hold a sound."""
     return any(name in inputs for name in (_WAVE, _FRAMES))
 
 
 @dataclass(frozen=True)
 class SoundAxis:
-    """The middles of positions, in seconds: ``first + j * step``; count: how many there are.
+    """Centres of positions, in seconds: ``first + j * step``, for ``count`` positions.
 
     Source: Dumoulin and Visin 2016, "A guide to convolution arithmetic"; Araujo et al. 2019,
     "Computing Receptive Fields of Convolutional Neural Networks".
@@ -118,10 +118,10 @@ class SoundAxis:
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Inputs, tokenizer: Any) -> SoundAxis | None:
-        """The axis of a model on its inputs; None: it is not known.
+        """Return the axis of a model on its inputs; None: unknown.
 
-        The rate is that of the processor or feature extractor that is given as the tokenizer, else
-        the usual one of the family. Frames are a hop apart, each centred on its first sample.
+        The rate is from the processor or feature extractor given as the tokenizer, otherwise the
+        default of the family. Frames are a hop apart, each centred on its first sample.
         """
         value = inputs.get(_WAVE, inputs.get(_FRAMES))
         if not isinstance(value, Tensor) or value.ndim < 2:
@@ -146,11 +146,11 @@ class SoundAxis:
         return cls(first * hop / rate, step * hop / rate, length)
 
     def seconds(self, start: int, stop: int) -> list[float]:
-        """The middles of some positions, to a microsecond."""
+        """Return the centres of some positions, to a microsecond."""
         return [round(self.first + place * self.step, 6) for place in range(start, stop)]
 
     def names(self, start: int, stop: int) -> list[str]:
-        """The names of some positions.
+        """Return the names of some positions.
 
         >>> SoundAxis(0.0, 0.02, 1500).names(0, 3), SoundAxis(0.0125, 0.02, 49).names(0, 2)
         (['0.00 s', '0.02 s', '0.04 s'], ['0.013 s', '0.033 s'])
@@ -162,12 +162,12 @@ class SoundAxis:
 
 
 def _extractor(model: nn.Module, tokenizer: Any) -> Any:
-    """What turned the sound into numbers, or the like of it; None: it is not known."""
+    """Return the feature extractor, or the default one of the family; None: unknown."""
     if isinstance(tokenizer, Mapping):
         tokenizer = tokenizer.get("source")
-    own = getattr(tokenizer, "feature_extractor", tokenizer)
-    if hasattr(own, "sampling_rate"):
-        return own
+    extractor = getattr(tokenizer, "feature_extractor", tokenizer)
+    if hasattr(extractor, "sampling_rate"):
+        return extractor
     kind = getattr(getattr(model, "config", None), "model_type", None)
     try:
         library = importlib.import_module("transformers")
@@ -178,8 +178,11 @@ def _extractor(model: nn.Module, tokenizer: Any) -> Any:
         return None
 
 
-class Sequences:
-    """The sequences of a call of a model, named when the first layer over them has run."""
+class Sequences(NamesOfSequences):
+    """Sequences of a model's call, named when the first layer over them has run.
+
+    prompt: number of prompt tokens; the ones after it were generated.
+    """
 
     def __init__(
         self,
@@ -189,37 +192,35 @@ class Sequences:
         offsets: list[list[int]] | None = None,
         prompt: int | None = None,
     ) -> None:
-        """Args: prompt: how many tokens were given; those after them were generated."""
         self._config: Any = getattr(model, "config", None)
         self._inputs, self._tokenizer, self._offsets = inputs, tokenizer, offsets
         self._prompt = prompt
         self._pair = "decoder_input_ids" in inputs or bool(
             getattr(self._config, "is_encoder_decoder", False)
         )
-        #: What may stand before the patches of an image: [CLS], another such token, registers.
+        #: Tokens before the patches of an image: [CLS], and the distillation token.
         distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
         self._before_patches = 1 + distilled
-        #: Parts of the model that see the image, where others do not, as prompts and masks of SAM.
-        self._towers = [name for name, _ in model.named_children() if _has_word(name)]
+        #: Parts of the model that read the image, unlike the prompts and masks of SAM.
+        self._towers = [name for name, _ in model.named_children() if _is_vision(name)]
         self._sound = SoundAxis.of(model, inputs, tokenizer) if is_sound(inputs) else None
         sees = any(name.startswith("pixel") for name in inputs)
         self._images = images_of_texts(model, inputs, tokenizer, prompt) if sees else None
-        #: The length of each sequence of which no argument says it: that of its first layer.
+        #: Length of each sequence without an argument, from its first layer.
         self._lengths: dict[str, int] = {}
-        #: Where the positions lie of sequences whose layers say it.
+        #: Grids of layers, by the names of their sequences.
         self._grids: dict[str, Grid] = {}
 
     def ends(self, call: LayerCall) -> tuple[str, str]:
-        """The sequences that the queries and the keys of a layer come from.
+        """Return the sequences of the queries and of the keys of a layer.
 
-        Every length is a sequence of its own: what has not the length of the input, as a text that
-        is pooled or an image and a text together, is named by its length; places of an image that
-        their layer tells, by their rows and columns.
+        Every length is a separate sequence: positions of another length than the input, such as a
+        pooled text, or an image and a text together, are named by their length; places of an image
+        with a grid from their layer, by its rows and columns.
         """
         if call.grids is not None:
-            return name_of_grid(self._grids, call.grids[0]), name_of_grid(
-                self._grids, call.grids[1]
-            )
+            rows, columns = (name_of_grid(self._grids, grid) for grid in call.grids)
+            return rows, columns
         path, kind, (queries, keys) = call.path, call.kind, call.graph.shape[2:]
         if self._pair:
             named = {
@@ -228,45 +229,44 @@ class Sequences:
                 "cross": ("target", "source"),
             }[kind]
         else:
-            seen = "pixel_values" in self._inputs and (
-                "input_ids" not in self._inputs or _has_word(path)
+            reads_image = "pixel_values" in self._inputs and (
+                "input_ids" not in self._inputs or _is_vision(path)
             )
-            if seen and self._towers and "input_ids" not in self._inputs:
-                return self._seen(path, queries), self._seen(path, keys)
-            named = ("patches", "patches") if seen else ("tokens", "tokens")
-            own = self._given_length(named[0]) or self._lengths.get(named[0])
-            if kind == "cross" and not (keys == own != queries):
-                # Of another length than the input's: who pools the input looks at itself.
+            if reads_image and self._towers and "input_ids" not in self._inputs:
+                return self._of_tower(path, queries), self._of_tower(path, keys)
+            named = ("patches", "patches") if reads_image else ("tokens", "tokens")
+            length = self._input_length(named[0]) or self._lengths.get(named[0])
+            if kind == "cross" and not (keys == length != queries):
+                # Other queries than these pool the input: their keys have its length.
                 named = (named[0], "source")
         return self._of_length(named[0], queries), self._of_length(named[1], keys)
 
-    def _seen(self, path: str, length: int) -> str:
-        """The sequence of a length in a model of which a part sees an image."""
+    def _of_tower(self, path: str, length: int) -> str:
+        """Return the sequence of a length in a model with a part that reads images."""
         inside = path.partition(".")[0] in self._towers or self._patches(length) is not None
         return self._of_length("patches" if inside else "positions", length)
 
     def _of_length(self, name: str, length: int) -> str:
-        own = self._given_length(name) or self._lengths.setdefault(name, length)
-        return name if length == own else f"{name}-{length}"
+        known = self._input_length(name) or self._lengths.setdefault(name, length)
+        return name if length == known else f"{name}-{length}"
 
-    def _given(self, name: str, what: str) -> Tensor | None:
-        """What the model is told of a sequence, (batch, length, ...); None: nothing."""
+    def _input(self, name: str, what: str) -> Tensor | None:
+        """Return an argument of a sequence, (batch, length, ...); None: there is none."""
         value = self._inputs.get(f"decoder_{what}" if name == "target" else what)
         return value if isinstance(value, Tensor) and value.ndim > 1 and name in _READ else None
 
-    def _given_length(self, name: str) -> int | None:
-        """How many tokens were given of a sequence; None: no argument says it."""
-        values = (self._given(name, what) for what in ("input_ids", "inputs_embeds"))
+    def _input_length(self, name: str) -> int | None:
+        """Return the number of a sequence's tokens in the arguments; None: not in them."""
+        values = (self._input(name, what) for what in ("input_ids", "inputs_embeds"))
         return next((value.shape[1] for value in values if value is not None), None)
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
-        """A sequence of some length, of one input of the batch."""
         if name in self._grids:
             grid = self._grids[name]
             return InputSequence(slice(0, length), grid.names(), {**grid.places()})
         ids, mask = (
             value if value is not None and value.shape == (len(value), length) else None
-            for value in (self._given(name, "input_ids"), self._given(name, "attention_mask"))
+            for value in (self._input(name, "input_ids"), self._input(name, "attention_mask"))
         )
         span = slice(0, length)
         if mask is not None:
@@ -304,10 +304,10 @@ class Sequences:
             tokenizer = getattr(tokenizer, "tokenizer", None)
         known: dict[str, list[Any]] = {**special_known(ids, tokenizer)}
         if self._offsets is not None and name in ("tokens", "source"):
-            # What was generated is not in the text that was given.
+            # Generated tokens have no place in the text of the prompt.
             known["offsets"] = (self._offsets + [[0, 0]] * (span.stop - len(self._offsets)))[span]
         prompt = None if name == "source" else self._prompt
-        if prompt is not None and (self._given_length(name) or 0) > prompt:
+        if prompt is not None and (self._input_length(name) or 0) > prompt:
             known["generated"] = [place >= prompt for place in range(span.start, span.stop)]
         names = token_names(ids, tokenizer)
         if images is None or not images.images:
@@ -320,13 +320,13 @@ class Sequences:
         return InputSequence(span, names, known, images.images)
 
     def _patches(self, length: int) -> tuple[list[str], dict[str, list[Any]]] | None:
-        """The patches of an image, row by row, after what stands before them ([CLS])."""
+        """Return the patches of an image, row by row, after other tokens such as [CLS]."""
         config = getattr(self._config, "vision_config", self._config)
         size = getattr(config, "patch_size", None)
         pixels = self._inputs["pixel_values"]
         if size is None or not isinstance(pixels, Tensor) or pixels.ndim != 4:
             return None
-        # A masked autoencoder shuffles those that its encoder reads, the first sequence there is.
+        # A masked autoencoder shuffles the patches of its encoder, the first sequence.
         if hasattr(config, "mask_ratio") and self._lengths.get("patches") == length:
             return None
         high, wide = (size, size) if isinstance(size, int) else size
@@ -340,7 +340,7 @@ class Sequences:
 
 
 def on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
-    """The inputs where the model is, token ids with a batch dimension."""
+    """Return the inputs on the model's device, token ids with a batch dimension."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     arguments: Arguments = {}
     for name, value in inputs.items():

@@ -1,4 +1,4 @@
-"""Attention calls of a model, whatever their source, become traces."""
+"""Session that turns the attention calls of a model into traces."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from headloom.tracing.recording.verification import deviation, tolerance
 
 
 class Session:
-    """Records the attention calls of a model over one batch of inputs.
+    """Recorder of a model's attention calls over one batch of inputs.
 
         with Session(options) as session:
             session.begin(names, samples, about)         # before the run, or after it
-            output = session(call)                       # a call that is computed here
-            session.take(call, graph)                    # a call that its layer has computed
+            output = session(call)                       # a call that the session computes
+            session.take(call, graph)                    # a call computed by its layer
             traces = session.end(not_traced, verification)
 
     Args:
-        options: what is asked of the trace.
-        computes: whether the model goes on with what is computed here; else with its own attention.
-        joins: whether the model runs in several passes, whose rows are joined.
+        options: of the trace.
+        computes: whether the model uses the session's outputs; otherwise its own attention.
+        joins: whether the model runs in several passes, to be joined.
     """
 
     def __init__(
         self, options: TraceOptions, *, computes: bool = True, joins: bool = False
     ) -> None:
         self._options, self._computes = options, computes
-        #: The passes of a generation; None: there is one pass.
+        #: Passes of a generation; None: a single pass.
         self.passes: Passes | None = None
         if joins:
             kept = options.queries_keys or options.received_last is not None
@@ -54,21 +54,21 @@ class Session:
         self._maker: LayerMaker | None = None
         self._writer: TraceWriter | None = None
         self._about: JsonMapping = {}
-        #: Calls that wait until their sequences have names.
+        #: Calls recorded before their sequences have names.
         self.calls: list[LayerCall] = []
         self._stack = ExitStack()
-        #: Told the path and the number of each layer that has run.
+        #: Called with the path and the number of each layer that has run.
         self.progress: Callable[[str, int], None] = lambda path, number: None
-        #: The coarsest tolerance of what was recorded: see `tolerance`.
+        #: Coarsest tolerance of the recorded calls: see `tolerance`.
         self.coarsest = 0.0
-        #: Number and index of each layer by its path and how often the path came before in a pass.
+        #: Number and index of each layer by its path and the count of earlier calls in a pass.
         self._known: dict[tuple[str, int], tuple[int, int]] = {}
         self._passed: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._used: set[int | str] = set()
-        #: The paths of layers that have run and were not asked for, in the order of the run.
+        #: Paths of layers that have run and were not requested, in the order of the run.
         self.left_out: dict[str, None] = {}
-        # With the mask itself, so that no other takes its id meanwhile.
+        # Keeps the mask itself too, so that its id stays unique.
         self._ranges: dict[tuple[int, torch.Size, int], tuple[Mask | None, RowRanges]] = {}
 
     def __enter__(self) -> Self:
@@ -80,16 +80,16 @@ class Session:
     # Calls
 
     def __call__(self, call: LayerCall) -> Tensor | None:
-        """Compute a call; returns its output, (batch, heads, queries, value_depth).
+        """Compute a call; return its output, (batch, heads, queries, value_depth).
 
-        None: the model is to go on with its own.
+        None: the model uses its own attention.
         """
         tensors = call.queries, call.keys, call.values
         number = self._next(call)
         if number is None:
             return attention(*tensors, **call.arguments()) if self._computes else None
         with torch.set_grad_enabled(self._computes and torch.is_grad_enabled()):
-            # Half precision is for the model; scores and their sums are taken in float32.
+            # The scores and their sums are computed in float32, even in half precision.
             output, graph = attend(
                 *(tensor.float() for tensor in tensors),
                 keep=self.places(call.keys.shape[2]),
@@ -101,13 +101,13 @@ class Session:
         return result if self._computes else None
 
     def take(self, call: LayerCall, graph: AttentionGraph) -> None:
-        """Take a call that its layer has computed itself, with the graph of it."""
+        """Record a call computed by its layer, with its graph."""
         number = self._next(call)
         if number is not None:
             self._record(call, None, graph, number)
 
     def places(self, keys: int) -> Top:
-        """The edges that are kept of a query over so many keys."""
+        """Return the edges to keep of a query over a number of keys."""
         keep = self._options.keep
         return Top(keys) if isinstance(keep, All) else keep
 
@@ -118,7 +118,7 @@ class Session:
         if is_verified and not call.weights_only:
             strict = self._options.verify is not False
             call.deviations = [deviation(call, output, graph, strict=strict)]
-        # (To detach the tensors of a graph takes as long as to compute one row.)
+        # (Detaching the tensors of a graph takes as long as computing one row.)
         call.graph = graph.detach() if graph.weights.requires_grad else graph
         call.own_output = None
         self.coarsest = max(self.coarsest, tolerance(call.queries.dtype))
@@ -139,14 +139,14 @@ class Session:
         self.progress(call.path, number)
 
     def new_pass(self, before: int) -> None:
-        """The model begins another pass through its layers, after so many positions."""
+        """Begin another pass. before: number of positions before it."""
         self._passed.clear()
         self._ranges.clear()
         assert self.passes is not None
         self.passes.new_pass(before)
 
     def _next(self, call: LayerCall) -> int | None:
-        """The number of the layer that comes, which has an index too; None: it is not wanted."""
+        """Return the number of the next layer, and set its index; None: it is not requested."""
         path, kind = call.path, call.kind
         before = self._passed.get(path, 0)
         self._passed[path] = before + 1
@@ -158,9 +158,9 @@ class Session:
         if self._options.layers is None:
             return number
         matches = [
-            wanted
-            for wanted in self._options.layers
-            if (wanted == number if isinstance(wanted, int) else fnmatchcase(path, wanted))
+            layer
+            for layer in self._options.layers
+            if (layer == number if isinstance(layer, int) else fnmatchcase(path, layer))
         ]
         self._used.update(matches)
         if not matches:
@@ -168,7 +168,7 @@ class Session:
         return number if matches else None
 
     def _ranges_of(self, call: LayerCall) -> RowRanges:
-        """The ranges of a call's mask, for each input; layers that share a mask share them."""
+        """Return the ranges of a call's mask for each input, cached for layers that share it."""
         where = id(call.mask), call.queries.shape[::2], call.keys.shape[2]
         if where not in self._ranges:
             sizes = call.queries.shape[2], call.keys.shape[2]
@@ -179,18 +179,17 @@ class Session:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of all layers that have run, wanted or not."""
+        """Paths of all layers that have run, requested or not."""
         return [path for path, _ in self._known]
 
     # Layers
 
     def begin(self, names: NamesOfSequences, samples: int, about: JsonMapping) -> None:
-        """Make layers from now on, those that wait first, and write them where that is asked.
+        """Make layers from now on, the recorded calls first; write them if a folder was given.
 
-        Args:
-            names: of the positions. samples: inputs of the batch. about: the model.
+        Args: names: of the positions. samples: inputs of the batch. about: the model.
 
-        Raises: InputError: several inputs are to be saved as one trace; DataError: the folder
+        Raises: InputError: several inputs cannot be saved as one trace; DataError: the folder
             exists, or cannot be written.
         """
         options, self._about = self._options, about
@@ -201,7 +200,7 @@ class Session:
                     "after the other, or leave save= out and save each trace."
                 )
             if self.passes is not None:
-                # One layer is made while a thread writes the one before.
+                # A thread writes each layer while the next one is made.
                 self._stack.enter_context(beside_a_thread())
             self._writer = self._stack.enter_context(
                 writing_trace(
@@ -215,17 +214,17 @@ class Session:
             self._maker(self.calls.pop(0))
 
     def make_joined(self) -> None:
-        """Make the layers of a generation, which has ended."""
+        """Make the layers of a finished generation."""
         assert self.passes is not None and self._maker is not None
         for call in self.passes.joined():
             self._maker(call)
 
     def refused(self) -> dict[str, str]:
-        """Why a layer was recorded and not kept, by its path.
+        """Return the reasons why recorded layers were not kept, by their paths.
 
-        Raises: InputError: not every layer came that was asked for, or none could be kept.
+        Raises: InputError: a requested layer did not run, or no layer could be kept.
         """
-        missing = [wanted for wanted in self._options.layers or () if wanted not in self._used]
+        missing = [layer for layer in self._options.layers or () if layer not in self._used]
         if missing:
             paths = self.paths
             raise InputError(
@@ -239,10 +238,9 @@ class Session:
     def end(
         self, not_traced: list[dict[str, str]], verification: JsonMapping | None = None
     ) -> list[TraceData]:
-        """The trace of each input, saved and opened where that was asked for.
+        """Return the trace of each input, saved and opened if a folder was given.
 
-        Args:
-            not_traced: see Trace.not_traced. verification: see Trace.verification.
+        Args: not_traced: see Trace.not_traced. verification: see Trace.verification.
         """
         assert self._maker is not None
         if self._writer is None or self._options.save is None:

@@ -1,6 +1,6 @@
-"""Models that do not use the interface: dense weights, taken where each layer returns them.
+"""Models that do not use the attention interface: dense weights from the outputs of layers.
 
-Nothing goes on in their place, so that memory holds those of one layer.
+The weights are removed from the outputs, so that memory holds only those of one layer.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from headloom.tracing.sources.transformers import NothingRecordedError
 
 
 def run_dense(model: nn.Module, inputs: Inputs, receive: Callable[[LayerCall], object]) -> object:
-    """Run a model of Transformers and hand over the dense weights of each layer as its call.
+    """Run a model of Transformers and send the dense weights of each layer to `receive`.
 
     Args:
         model: in evaluation mode.
         inputs: its arguments.
-        receive: is given each call.
+        receive: called with the call of each layer.
 
-    Returns: what the model gives.
+    Returns: the output of the model.
 
-    Raises: InputError: its weights are those of a band around each query, as Longformer's; or it
-    fails when it is asked for them.
+    Raises: InputError: its weights are a band around each query, as in Longformer; or it fails
+    when it is to return weights.
     """
     if hasattr(model.config, "attention_window"):
         raise InputError(
@@ -71,13 +71,13 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Callable[[LayerCall], o
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(". ")
             raise NothingRecordedError(
                 f"trace: {type(model).__name__} does not use the attention interface of "
-                "Transformers, and fails when it is asked for its weights "
-                f"(output_attentions=True): {reason}."
+                "Transformers, and fails with output_attentions=True: "
+                f"{reason}."
             ) from error
     if taken:
         warnings.warn(
             f"{type(model).__name__} does not use the attention interface of Transformers: its "
-            "weights are formed whole, one layer at a time, and its trace has no queries and keys.",
+            "trace has dense weights, formed one layer at a time, and no queries and keys.",
             stacklevel=4,
         )
     return output
@@ -85,7 +85,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Callable[[LayerCall], o
 
 @contextmanager
 def _without_new_hooks(model: nn.Module) -> Iterator[None]:
-    """Take away the hooks that Transformers leaves on a model that was asked for its weights."""
+    """Remove the hooks that Transformers leaves on a model that returns its weights."""
     mark = "_output_capturing_hooks_installed"
     before = [(m, dict(m._forward_hooks), vars(m).get(mark)) for m in model.modules()]
     try:
@@ -100,30 +100,30 @@ def _without_new_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def _taking(path: str, batch: int, receive: Callable[[LayerCall], object]) -> Callable[..., object]:
-    """A hook that takes dense weights out of what a module returns."""
+    """Return a hook that removes dense weights from the output of a module."""
 
-    def left(module: nn.Module, value: object) -> object:
+    def without_weights(module: nn.Module, value: object) -> object:
         if isinstance(value, tuple | list):
-            parts = [left(module, inner) for inner in value]
+            parts = [without_weights(module, inner) for inner in value]
             if all(new is old for new, old in zip(parts, value, strict=True)):
                 return value
-            make: Any = getattr(type(value), "_make", type(value))  # of a named tuple
+            make: Any = getattr(type(value), "_make", type(value))  # a named tuple
             return make(parts)
         weights = _weights_of(value, batch)
         if weights is None:
             return value
         receive(_call(path, module, weights))
-        # What is inside a layer returns first: its parents find nothing to take any more.
+        # Inner modules return first, so their parents find no weights any more.
         return weights.new_zeros((0,) * 4)
 
     def hook(module: nn.Module, _: object, output: object) -> object:
-        return left(module, output) if isinstance(output, tuple | list) else None
+        return without_weights(module, output) if isinstance(output, tuple | list) else None
 
     return hook
 
 
 def _call(path: str, module: nn.Module, weights: Tensor) -> LayerCall:
-    """A call that gives these weights, (batch, heads, queries, keys)."""
+    """Return a call with these weights, (batch, heads, queries, keys)."""
     causal = weights.shape[-2] == weights.shape[-1] and is_causal(weights)
     queries = weights.new_zeros(*weights.shape[:3], 1, dtype=torch.float32)
     keys = weights.new_zeros(*weights.shape[:2], weights.shape[3], 1, dtype=torch.float32)
@@ -134,7 +134,7 @@ def _call(path: str, module: nn.Module, weights: Tensor) -> LayerCall:
 
 
 def _weights_of(value: object, batch: int) -> Tensor | None:
-    """A tensor as weights, (batch, heads, queries, keys); None: it is none.
+    """Return a tensor as weights, (batch, heads, queries, keys); None: it holds no weights.
 
     Their rows sum to 1, or to 0. Some models have them as (queries, keys, batch, heads).
     """

@@ -1,8 +1,8 @@
-"""Every function of torch that a model calls: attention is recorded, or noticed where it cannot be.
+"""Record attention calls among the torch functions that a model calls, and detect others.
 
-A `TorchFunctionMode` sees every function. Those that take attention are sent to the session
-(`torch_functions.py`). A module that takes attention in another way is told by its class's name, by
-a softmax whose result is multiplied with values, or by a function with attention in its name.
+A `TorchFunctionMode` intercepts every function; attention functions are sent to the session
+(`torch_functions.py`). A module that computes attention in another way is detected by the name of
+its class, by a softmax multiplied with values, or by a function with attention in its name.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from headloom.tracing.sources.source import (
 )
 from headloom.tracing.sources.torch_functions import FunctionCall, flex, fused_attention, heads
 
-#: What softmax(scores) V is made of: functions of torch by name, some of them without its checks.
+#: Torch functions in softmax(scores) V, by name.
 _SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
 _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
 _QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
-#: Why a module is not in a trace.
-_OWN = "it takes attention by itself, not by a function or layer that can be recorded"
-#: What has a function's calls recorded.
+#: Reason why a module is not in a trace.
+_OWN = "it computes attention itself, not by a function or layer that can be recorded"
+#: Recorders of attention functions.
 _HANDLERS: dict[object, Callable[[FunctionCall], object]] = {
     functional.scaled_dot_product_attention: fused_attention,
     functional.multi_head_attention_forward: heads,
@@ -64,10 +64,10 @@ def recorded(
     take: Callable[[LayerCall, AttentionGraph], None],
     excuse: Excuse = never,
 ) -> Iterator[Functions]:
-    """Send every attention call of a model, from all of its sources, while the block runs.
+    """Send every attention call of a model, from all sources, while the block runs.
 
     Args: keep: the edges of each query. compute, take, excuse: see `Receivers`.
-    Yields: what sees the functions of torch that the model calls.
+    Yields: the mode that intercepts the torch functions of the model.
     """
     modules = dict(named_modules(model))
     functions = Functions(modules, keep, compute, take)
@@ -80,16 +80,16 @@ def recorded(
         for path, layer in unknown_layers(modules).items():
             refuse = partial(functions.refuse, path or type(layer).__name__, UNKNOWN)
             stack.callback(layer.register_forward_hook(refuse).remove)
-        functions.look()
+        functions.start()
         yield functions
 
 
 class Functions(TorchFunctionMode):
-    """Watches the functions of torch that the modules of a model call.
+    """Mode that intercepts the torch functions called by the modules of a model.
 
-    named: classes of the modules whose names say attention and that ran, by their paths.
-    computed: likewise of those that computed softmax(scores) V, or called torch's attention.
-    refused: why a call was seen and cannot be recorded, by the paths of modules.
+    named: classes of the modules that ran and have attention in their name, by their paths.
+    computed: classes of those that computed softmax(scores) V, or called torch's attention.
+    refused: reasons why calls cannot be recorded, by the paths of modules.
     """
 
     def __init__(
@@ -106,55 +106,55 @@ class Functions(TorchFunctionMode):
         self.named: dict[str, str] = {}
         self.computed: dict[str, str] = {}
         self.refused: dict[str, str] = {}
-        #: The paths of layers that computed their own graphs.
+        #: Paths of layers that computed their own graphs.
         self.taken: set[str] = set()
-        #: Whether a call was recorded that came by a function.
+        #: Whether a call of a torch function was recorded.
         self.called = False
         self.provenance = Provenance()
-        #: What queries and keys are made from, where the module around a call says it.
+        #: Tensors from which queries and keys are computed, if the module around a call has them.
         self.around: tuple[Tensor, Tensor] | None = None
-        #: Headloom's own layers are observed by themselves.
+        #: Paths of headloom's own layers, which have observers.
         self._observed = {
             path or type(module).__name__
             for path, module in modules.items()
             if isinstance(module, AttentionLayer)
         }
-        self._looks, self._aside = False, 0
+        self._active, self._aside = False, 0
         self._hooks: dict[nn.Module, list[RemovableHandle]] = {}
-        #: Of the model, when it was last looked at: to find them takes a walk through its modules.
+        #: Buffers of the model, cached: finding them walks through all modules.
         self._buffers: list[Tensor] = []
-        #: The thread whose functions are seen, and its modules that run, innermost last.
+        #: The intercepted thread, and its running modules, innermost last.
         self._thread = get_ident()
         self._running: list[tuple[str, str]] = []
-        #: Results of softmax, also scaled or reshaped: their module, and how many keys they have.
+        #: Results of softmax, also scaled or reshaped, with their module and number of keys.
         self._weights = WeakIdKeyDictionary()
 
     def compute(self, call: LayerCall) -> Tensor | None:
-        """Hand a call on; what headloom computes for it is not looked at."""
-        by_layer = self._looks and call.tracks is None and self._thread == get_ident()
+        """Send a call to the session, without intercepting headloom's own functions."""
+        by_layer = self._active and call.tracks is None and self._thread == get_ident()
         if by_layer:
             lengths = call.queries.shape[2], call.keys.shape[2]
             call.tracks = self.provenance.call(call.path, call.queries, call.keys, lengths)
-        with self._left():
+        with self._suspended():
             output = self._compute(call)
         if by_layer:
             self.provenance.called(output)
         return output
 
     def take(self, call: LayerCall, graph: AttentionGraph) -> None:
-        """Hand on a call that its layer has computed itself."""
+        """Send a call computed by its layer to the session."""
         self.taken.add(call.path)
-        with self._left():
+        with self._suspended():
             self._take(call, graph)
 
     def refuse(self, path: str, reason: str, *_: object) -> None:
-        """A call was seen and cannot be recorded."""
+        """Note a call that cannot be recorded."""
         self.refused[path] = reason
 
     @contextmanager
-    def _left(self) -> Iterator[None]:
-        """Leave the mode while the block runs, where no mode of somebody else is within it."""
-        mode: Any = self if self._looks and self._is_innermost() else nullcontext()
+    def _suspended(self) -> Iterator[None]:
+        """Leave the mode while the block runs, unless another mode is inside it."""
+        mode: Any = self if self._active and self._is_innermost() else nullcontext()
         with self.aside():
             mode.__exit__(None, None, None)
             try:
@@ -164,7 +164,7 @@ class Functions(TorchFunctionMode):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Look at nothing while the block runs, as where the model computes its own attention."""
+        """Ignore all functions while the block runs, such as the model's own attention."""
         self._aside += 1
         try:
             yield
@@ -172,32 +172,32 @@ class Functions(TorchFunctionMode):
             self._aside -= 1
 
     def where(self) -> str | None:
-        """The path of the innermost module that runs, of the model itself its class; or None."""
+        """Return the path of the innermost running module (of the model, its class), or None."""
         if not self._running or self._thread != get_ident():
             return None
         path, name = self._running[-1]
         return path or name
 
     def clear(self) -> None:
-        """Forget what ran, when a new text begins."""
-        for seen in (self.named, self.computed, self.refused):
-            seen.clear()
+        """Clear the notes when a new text begins."""
+        for notes in (self.named, self.computed, self.refused):
+            notes.clear()
 
-    def look(self) -> None:
-        """Look at what runs from now on."""
-        if self._looks or self._thread != get_ident():
+    def start(self) -> None:
+        """Intercept functions from now on."""
+        if self._active or self._thread != get_ident():
             return
-        self._looks = True
+        self._active = True
         for path, module in self._modules.items():
             if module not in self._hooks and not isinstance(module, nn.Softmax):
                 self._hooks[module] = list(self._hooked(path, module))
         mode: Any = self
         mode.__enter__()
 
-    def look_away(self, but: Collection[nn.Module] = ()) -> None:
-        """Look at nothing until `look`, but keep the hooks of modules that may be running."""
-        # Somebody's own mode that was entered after this one must be left before it.
-        if self._looks and self._thread == get_ident() and self._is_innermost():
+    def pause(self, but: Collection[nn.Module] = ()) -> None:
+        """Intercept nothing until `start`, but keep the hooks of modules that may be running."""
+        # A mode of the user that was entered after this one must be left before it.
+        if self._active and self._thread == get_ident() and self._is_innermost():
             self.stop(but)
 
     def _is_innermost(self) -> bool:
@@ -205,29 +205,29 @@ class Functions(TorchFunctionMode):
         return innermost() is self
 
     def stop(self, but: Collection[nn.Module] = ()) -> None:
-        """Leave the mode, and take the hooks off."""
-        if self._looks:
+        """Leave the mode, and remove the hooks."""
+        if self._active:
             mode: Any = self
             mode.__exit__(None, None, None)
-        self._looks = False
+        self._active = False
         for module in [module for module in self._hooks if module not in but]:
             for hook in self._hooks.pop(module):
                 hook.remove()
 
     def _hooked(self, path: str, module: nn.Module) -> Iterator[RemovableHandle]:
-        """Hooks that tell when a module runs."""
+        """Yield hooks that note when a module runs."""
         running = path, type(module).__name__
-        says_so = takes_attention(module)
+        has_attention = takes_attention(module)
 
         def begin(module: nn.Module, args: object, keywords: object) -> None:
             if self._thread != get_ident():
                 return
             if not self._running and module is self._model:
-                if self._looks:
+                if self._active:
                     self._buffers = list(module.buffers())
                 self.provenance.begin((args, keywords), self._buffers)
             self._running.append(running)
-            if says_so and not self._aside:
+            if has_attention and not self._aside:
                 self.named[path] = running[1]
 
         def end(*_: object) -> None:
@@ -241,7 +241,7 @@ class Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch, or send it on if it takes attention."""
+        """Call a torch function, or record it if it computes attention."""
         kwargs = kwargs or {}
         if self._aside:
             return func(*args, **kwargs)
@@ -262,7 +262,7 @@ class Functions(TorchFunctionMode):
     def _note(
         self, name: str, func: object, args: Sequence[object], kwargs: Inputs, result: object
     ) -> None:
-        """Look at a function that is not recorded: is it a part of softmax(scores) V?"""
+        """Note whether an unrecorded function is a part of softmax(scores) V."""
         module = self._running[-1]
         if "attention" in name or func is attention or func is attend:
             self.computed[module[0]] = module[1]
@@ -285,7 +285,7 @@ class Functions(TorchFunctionMode):
         others: list[Tensor],
         result: object,
     ) -> None:
-        """Follow weights to where they are multiplied with values, computed and not learned."""
+        """Follow weights until they are multiplied with computed values (not parameters)."""
         module, keys = known
         if name in _PRODUCTS:
             values = [
@@ -296,15 +296,15 @@ class Functions(TorchFunctionMode):
             if keys in weights.shape and values:
                 self.computed[module[0]] = module[1]
         elif name in _QUOTIENTS and any(other.numel() > 1 for other in others):
-            return  # gates and mixtures of streams are normalised anew; weights are not
+            return  # gates and mixtures of streams are normalized again; weights are not
         elif isinstance(result, Tensor) and result.is_floating_point():
-            # Sinks are cut off, dropout and masks keep the number of cells.
+            # Slicing removes sinks; dropout and masks keep the number of cells.
             is_cut = name == "__getitem__" and result.ndim > 1
             if is_cut or result.numel() == weights.numel():
                 self._weights[result] = module, result.shape[-1] if is_cut else keys
 
-    def nothing_seen(self) -> str:
-        """Why a model that ran has no attention in a trace, and what to do."""
+    def nothing_recorded(self) -> str:
+        """Return the reason why nothing was recorded, and the remedy."""
         name = type(self._model).__name__
         if self.refused:
             path, reason = next(iter(self.refused.items()))
@@ -312,10 +312,10 @@ class Functions(TorchFunctionMode):
         if self.computed:
             path, kind = next(iter(self.computed.items()))
             return (
-                f"{name}: {path or 'it'} ({kind}) computes its softmax by hand, which is not seen. "
-                "Let it call torch's scaled_dot_product_attention, or headloom.attention; many "
-                "libraries have an option for that (flash, fused, sdpa). Weights that you have are "
-                "traced by headloom.from_weights."
+                f"{name}: {path or 'it'} ({kind}) computes its softmax by hand, which cannot be "
+                "traced. Let it call torch's scaled_dot_product_attention, or headloom.attention; "
+                "many libraries have an option for that (flash, fused, sdpa). If you have its "
+                "weights, use headloom.from_weights."
             )
         named = ", ".join(f"{path or 'it'} ({kind})" for path, kind in [*self.named.items()][:3])
         ran = f"; its {named} ran, and called none of them" if named else ""
@@ -333,25 +333,25 @@ class Functions(TorchFunctionMode):
         outside: Collection[str] = (),
         returned: bool = False,
     ) -> list[dict[str, str]]:
-        """The attention modules that ran and are in no trace, with a warning that names them.
+        """Return the attention modules that ran but are in no trace, and warn of them.
 
-        Of modules whose names say attention, one around another that was recorded, or inside of
-        one, is part of it, and of several around one another the innermost is named.
+        A module with attention in its name is part of a recorded module around it or inside it; of
+        several unrecorded ones inside each other, the innermost is returned.
 
         Args:
             paths: of the modules whose calls were recorded.
-            refused: why a call was recorded and not kept, by the paths of modules.
-            left_out, outside: paths of those that were not asked for, and of those that ran, but
-                not in a call of the model: named, but not in a warning.
-            returned: whether the weights that modules returned were taken, which may be those of
-                others inside.
+            refused: reasons why recorded calls were not kept, by the paths of modules.
+            left_out: paths of modules that were not requested; without a warning.
+            outside: paths of modules that ran outside the model's calls; without a warning.
+            returned: whether weights come from the outputs of modules, which may pass on the
+                weights of inner modules.
 
         Returns: for each its "name" (path), its "class" and the "reason".
         """
         refused = {**refused, **self.refused}
         known = [*paths, *outside, *refused]
         whole = known if returned else [*self.taken, *refused]
-        own = [
+        missing = [
             path
             for path in self.computed
             if not any(_is_inside(path, other) for other in whole)
@@ -363,12 +363,12 @@ class Functions(TorchFunctionMode):
             for path in self.named
             if not any(_is_inside(path, other) or _is_inside(other, path) for other in others)
         ]
-        own += [
+        missing += [
             path
             for path in named
             if not any(other != path and _is_inside(other, path) for other in named)
         ]
-        reasons = dict.fromkeys(own, _OWN) | refused
+        reasons = dict.fromkeys(missing, _OWN) | refused
         if reasons:
             shown = ", ".join(f"{path or 'the model itself'} ({self._class(path)})"
                               for path in list(reasons)[:3])  # fmt: skip
@@ -379,8 +379,8 @@ class Functions(TorchFunctionMode):
                 stacklevel=4,
             )
         entries = [*reasons.items()]
-        entries += [(path, "it ran outside of the model's forward") for path in outside]
-        entries += [(path, "it was not asked for") for path in left_out]
+        entries += [(path, "it ran outside the model's forward") for path in outside]
+        entries += [(path, "it was not requested") for path in left_out]
         return [
             {"name": path, "class": self._class(path), "reason": reason} for path, reason in entries
         ]
@@ -390,5 +390,5 @@ class Functions(TorchFunctionMode):
 
 
 def _is_inside(path: str, outer: str) -> bool:
-    """Whether the path of a module is another's, or lies in it."""
+    """Return whether a module is another one, or inside it, by their paths."""
     return not outer or path == outer or path.startswith(f"{outer}.")

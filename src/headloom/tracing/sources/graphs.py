@@ -1,9 +1,9 @@
-"""Attention over the edges of a graph: of headloom's graph layers, and of PyTorch Geometric's.
+"""Attention over the edges of a graph, by headloom's graph layers and by PyTorch Geometric's.
 
-Nodes are the positions: a query is the node that looks, a key one it looks at. A layer computes its
-own graph. Of PyTorch Geometric, a layer of `MessagePassing` computes a weight for each edge, by
-which its messages are multiplied; weights are taken of the layers whose weights it gives out itself
-(`return_attention_weights`), where they are: in what is passed along the edges, or in the layer.
+Nodes are the positions: an edge goes from the attending node (query) to another node (key).
+Headloom's layers compute their own graph. In PyTorch Geometric, a layer of `MessagePassing`
+computes a weight for each edge, which multiplies its message; weights are read, from the messages
+or from the layer, of the classes that can return them (`return_attention_weights`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from headloom.tracing.arguments import Inputs
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.source import Modules, Receivers, Source
 
-#: Classes whose weights are known, and those of their file that derive from them.
+#: Classes whose weights can be read, and their subclasses.
 _KNOWN = ("GATConv", "GATv2Conv", "TransformerConv")
-#: Why a layer of another class is not in a trace.
+#: Reason why a layer of another class is not in a trace.
 UNKNOWN = (
-    "it takes a softmax over edges, and PyTorch Geometric gives its weights to nobody; those of "
-    "GATConv, GATv2Conv and TransformerConv are taken"
+    "PyTorch Geometric does not return the weights of its softmax over edges; it does for "
+    "GATConv, GATv2Conv and TransformerConv"
 )
 
 
 def _library() -> ModuleType | None:
-    """The layers of PyTorch Geometric; None: it is not loaded, and is not loaded for that."""
+    """Return the layers of PyTorch Geometric; None: not loaded (this does not load it)."""
     return sys.modules.get("torch_geometric.nn.conv")
 
 
@@ -60,12 +60,12 @@ def _layers(modules: Modules) -> Modules:
 
 
 def reads_a_graph(model: nn.Module) -> bool:
-    """Whether layers of a model attend over the edges of a graph, which has no beginning."""
+    """Return whether layers of a model attend over the edges of a graph."""
     return bool(_layers(dict(named_modules(model))))
 
 
 def unknown_layers(modules: Modules) -> dict[str, nn.Module]:
-    """The layers of a model that take a softmax over edges, and give their weights to nobody."""
+    """Return the layers with a softmax over edges whose weights cannot be read."""
     library = _library()
     if library is None:
         return {}
@@ -81,23 +81,23 @@ def unknown_layers(modules: Modules) -> dict[str, nn.Module]:
 
 @contextmanager
 def _calls(modules: Modules, keep: Keep, receivers: Receivers) -> Iterator[None]:
-    own = {layer: path for path, layer in _own(modules).items()}
-    observers = {layer: layer.observer for layer in own}
+    paths = {layer: path for path, layer in _own(modules).items()}
+    observers = {layer: layer.observer for layer in paths}
     nodes: dict[str, object] = {}
 
     def observe(layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
         graph = _graph_of(call, keep).as_batch()
-        name, kind = own[layer] or type(layer).__name__, "encoder" if of_one else "cross"
+        name, kind = paths[layer] or type(layer).__name__, "encoder" if of_one else "cross"
         receivers.take(LayerCall.over_edges(name, kind, graph), graph)
 
     def begin(path: str, _: nn.Module, args: tuple[object, ...], keywords: Inputs) -> None:
         nodes[path] = args[0] if args else keywords.get("x")
 
-    def take(path: str, layer: Any, given: tuple[object, ...], _: Tensor) -> None:
-        given_nodes = nodes[path]
-        two = given_nodes if isinstance(given_nodes, tuple) else (None, None)
+    def take(path: str, layer: Any, message: tuple[object, ...], _: Tensor) -> None:
+        inputs = nodes[path]
+        two = inputs if isinstance(inputs, tuple) else (None, None)
         two_types = two[1] is not None and two[0] is not two[1]
-        receivers.take(*_of_geometric(path, layer, given, keep, two_types))
+        receivers.take(*_of_geometric(path, layer, message, keep, two_types))
 
     with ExitStack() as stack:
         for path, layer in _geometric(modules).items():
@@ -116,7 +116,7 @@ SOURCE = Source(_layers, _calls)
 
 @torch.no_grad()
 def _graph_of(call: NeighbourCall, keep: Keep) -> AttentionGraph:
-    """The graph of a call, (heads, targets, places); of several edges between two nodes the sum."""
+    """Return the graph of a call, (heads, targets, places); parallel edges are summed."""
     edges = call.edges
     degree = int(edges.row_starts.diff().max()) if edges.targets else 0
     places = degree if isinstance(keep, All) else min(keep.k, degree)
@@ -131,10 +131,10 @@ def _graph_of(call: NeighbourCall, keep: Keep) -> AttentionGraph:
 
 
 def _of_geometric(
-    path: str, layer: Any, given: tuple[Any, ...], keep: Keep, two_types: bool
+    path: str, layer: Any, message: tuple[Any, ...], keep: Keep, two_types: bool
 ) -> tuple[LayerCall, AttentionGraph]:
-    """A call of a layer of PyTorch Geometric, when its messages have been passed."""
-    edges, size, passed = given
+    """Return the call of a layer of PyTorch Geometric, from its propagated messages."""
+    edges, size, passed = message
     name = path or type(layer).__name__
     if not isinstance(edges, Tensor) or edges.layout != torch.strided:
         raise InputError(
@@ -146,32 +146,35 @@ def _of_geometric(
     nodes = passed["x"] if "x" in passed else (passed["key"], passed["query"])
     nodes = nodes if isinstance(nodes, tuple) else (nodes, nodes)
     counts = [
-        part.shape[0] if part is not None else own or nodes[0].shape[0]
-        for part, own in zip(nodes, size or (None, None), strict=True)
+        part.shape[0] if part is not None else count or nodes[0].shape[0]
+        for part, count in zip(nodes, size or (None, None), strict=True)
     ]
-    looked, looking = (0, 1) if layer.flow == "source_to_target" else (1, 0)
+    key, query = (0, 1) if layer.flow == "source_to_target" else (1, 0)
     graph = graph_of_edges(
-        edges[looking], edges[looked], weights.detach(), counts[looking], counts[looked], keep
+        edges[query], edges[key], weights.detach(), counts[query], counts[key], keep
     )
     call = LayerCall.over_edges(name, "encoder", graph)
     if two_types or counts[0] != counts[1]:
         call.kind = "cross"
-    # As PyTorch Geometric calls the layer of an edge type: <author___writes___paper>.
+    # PyTorch Geometric names the layer of an edge type like this: <author___writes___paper>.
     types = re.fullmatch("<?(.+?)_{2,3}.+?_{2,3}(.+?)>?", name.rpartition(".")[2])
     if types is not None:
-        call.sequences = types[1 + looking], types[1 + looked]
+        call.sequences = types[1 + query], types[1 + key]
     return call, graph
 
 
 def graph_of_edges(
     queries: Tensor, keys: Tensor, weights: Tensor, rows: int, columns: int, keep: Keep
 ) -> AttentionGraph:
-    """The weights of edges as a graph; of several edges between two nodes the sum.
+    """Return the graph of weighted edges; parallel edges are summed.
 
     Args:
-        queries, keys: the ends of each edge, (edges,). weights: (edges, heads), or (edges,).
-        rows, columns: how many nodes look, and are looked at.
-        keep: edges of each node.
+        queries: of each edge, (edges,).
+        keys: of each edge, (edges,).
+        weights: (edges, heads), or (edges,).
+        rows: number of queries.
+        columns: number of keys.
+        keep: edges of each query.
 
     >>> graph = graph_of_edges(torch.tensor([0, 0, 0]), torch.tensor([1, 0, 1]),
     ...                        torch.tensor([0.25, 0.5, 0.25]), 1, 2, All())
@@ -185,13 +188,13 @@ def graph_of_edges(
     row, column = pairs // max(columns, 1), pairs % max(columns, 1)
     degree = torch.bincount(row, minlength=rows)
     most = int(degree.max()) if rows else 0
-    # Pairs are in the order of their rows: the place of each within its own.
+    # Pairs are sorted by row: the place of each within its row.
     place = torch.arange(len(pairs), device=row.device) - (degree.cumsum(0) - degree)[row]
     whole = weights.new_zeros(heads, rows, most)
     ends = torch.full((heads, rows, most), -1, dtype=torch.int64, device=row.device)
     whole[:, row, place], ends[:, row, place] = summed.mT, column
-    there = ends >= 0
-    order = torch.where(there, whole, -1.0).sort(dim=-1, descending=True, stable=True).indices
+    is_edge = ends >= 0
+    order = torch.where(is_edge, whole, -1.0).sort(dim=-1, descending=True, stable=True).indices
     kept = most if isinstance(keep, All) else min(keep.k, most)
     whole_kept, ends_kept = (tensor.gather(-1, order)[..., :kept] for tensor in (whole, ends))
     return AttentionGraph(

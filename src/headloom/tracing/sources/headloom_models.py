@@ -1,4 +1,4 @@
-"""Attention calls of headloom's own layers, seen by observers of these, and of its functions."""
+"""Attention calls of headloom's layers, from their observers, and of its functions."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from headloom.mechanism.scores import Bilinear, Dot, ScaledDot, Score
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import without_hidden
 from headloom.tracing.sources.source import Modules, Receivers, Source
-from headloom.tracing.sources.torch_functions import FunctionCall, whence
+from headloom.tracing.sources.torch_functions import FunctionCall, origin
 
-#: As many edges as there are keys, whatever their number.
+#: Every edge, for any number of keys.
 _EVERY = Top(2**31 - 1)
-#: What a trace calls the positions of a layer, where that is not what the layer does.
+#: Names of positions in a trace, where they differ from the layer's name.
 _POSITIONS = {"shaw-keys": "shaw", "buckets": "bias"}
 
 
 class _LayerObserver:
-    """Hands on the calls of a model's layers, each with its graph."""
+    """Observer that sends the calls of a model's layers, each with its graph."""
 
     def __init__(self, paths: Mapping[int, str], keep: Keep, receivers: Receivers) -> None:
         self.keep: Keep = keep if isinstance(keep, Top) else _EVERY
         self._receivers, self._paths = receivers, paths
 
     def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
-        """Receive what a layer computed."""
-        seen, graph = observation, observation.caught
-        assert isinstance(graph, AttentionGraph)  # an observer that keeps Top(k) is given graphs
+        """Send the call of a layer."""
+        graph = observation.caught
+        assert isinstance(graph, AttentionGraph)  # an observer that keeps Top(k) receives graphs
         call = LayerCall(
             path=self._paths[id(layer)],
             kind=layer.kind,
-            queries=seen.queries.detach(),
-            keys=seen.keys.detach(),
-            values=seen.values.detach(),
-            scale=seen.scale,
-            mask=seen.mask,
-            relative=seen.relative,
+            queries=observation.queries.detach(),
+            keys=observation.keys.detach(),
+            values=observation.values.detach(),
+            scale=observation.scale,
+            mask=observation.mask,
+            relative=observation.relative,
             positions=_POSITIONS.get(layer.relative, layer.relative),
-            grids=seen.grids,
-            softcap=seen.softcap,
-            sinks=None if seen.sinks is None else seen.sinks.detach(),
+            grids=observation.grids,
+            softcap=observation.softcap,
+            sinks=None if observation.sinks is None else observation.sinks.detach(),
         )
         self._receivers.take(call, graph.of_places(graph.length).detach())
 
@@ -74,21 +74,21 @@ def _calls(modules: Modules, keep: Keep, receivers: Receivers) -> Iterator[None]
 SOURCE = Source(_layers, _calls)
 
 
-def headloom_function(asked: FunctionCall) -> object:
-    """Have a call of `headloom.attention` or `headloom.attend` in somebody's module recorded."""
-    bound = inspect.signature(asked.func).bind(*asked.args, **asked.kwargs)
+def headloom_function(function: FunctionCall) -> object:
+    """Record a call of `headloom.attention` or `headloom.attend` in any module."""
+    bound = inspect.signature(function.func).bind(*function.args, **function.kwargs)
     bound.apply_defaults()
-    given: Mapping[str, Any] = bound.arguments
+    arguments: Mapping[str, Any] = bound.arguments
     queries, keys, values = (
-        given[name] if given[name].ndim == 4 else given[name][None]
+        arguments[name] if arguments[name].ndim == 4 else arguments[name][None]
         for name in ("queries", "keys", "values")
     )
-    score: Score | None = given["score"]
-    relative: Relative | None = given["relative"]
-    mask, bias = _mask_and_bias(given["mask"], given["bias"], queries, keys)
-    looks_back = _looks_back(mask, queries.shape[2], keys.shape[2])
+    score: Score | None = arguments["score"]
+    relative: Relative | None = arguments["relative"]
+    mask, bias = _mask_and_bias(arguments["mask"], arguments["bias"], queries, keys)
+    is_causal = _is_causal(mask, queries.shape[2], keys.shape[2])
     is_product = score is None or type(score) in (Dot, ScaledDot)
-    scale = given["scale"]
+    scale = arguments["scale"]
     if scale is None:
         depth = queries.shape[-1]
         scale = max(depth, 1) ** -0.5 if score is None else score.default_scale(depth)
@@ -96,7 +96,7 @@ def headloom_function(asked: FunctionCall) -> object:
     if isinstance(relative, ALiBi | Shaw):
         positions = "alibi" if isinstance(relative, ALiBi) else "shaw"
     call = LayerCall(
-        **whence(asked, given["queries"], given["keys"], looks_back),
+        **origin(function, arguments["queries"], arguments["keys"], is_causal),
         queries=queries,
         keys=keys,
         values=values,
@@ -104,31 +104,31 @@ def headloom_function(asked: FunctionCall) -> object:
         mask=mask,
         bias=bias,
         relative=relative,
-        softcap=given["softcap"],
-        sinks=given["sinks"],
+        softcap=arguments["softcap"],
+        sinks=arguments["sinks"],
         score=None if is_product else score,
         missing=None if is_product else _no_product(score, relative),
         positions=positions,
-        is_causal=looks_back,
+        is_causal=is_causal,
     )
     output: Tensor | None = None
     if is_product:
-        output = asked.functions.compute(call)
+        output = function.functions.compute(call)
     else:
-        keep = asked.functions.keep
+        keep = function.functions.keep
         keep = Top(keys.shape[2]) if isinstance(keep, All) else keep
         _, graph = attend(queries, keys, values, score=score, **call.arguments(), keep=keep)
-        asked.functions.take(call, graph)
-    own = asked.func is attend or given["dropout"] or given["backend"] is not None
-    if output is None or own or values.dtype == torch.float64:
-        return asked.own()
-    return output if given["queries"].ndim == 4 else output[0]
+        function.functions.take(call, graph)
+    special = function.func is attend or arguments["dropout"] or arguments["backend"] is not None
+    if output is None or special or values.dtype == torch.float64:
+        return function.result()
+    return output if arguments["queries"].ndim == 4 else output[0]
 
 
 def _mask_and_bias(
     mask: MaskLike, bias: Tensor | None, queries: Tensor, keys: Tensor
 ) -> tuple[Mask | None, Tensor | None]:
-    """The mask, which says whom minus infinities of the bias hide too, and the bias."""
+    """Return the mask, with the minus infinities of the bias, and the bias."""
     rule = read_mask(mask)
     if bias is None or bias.ndim > 4:
         return rule, bias
@@ -136,8 +136,8 @@ def _mask_and_bias(
     return without_hidden(rule, bias, (*queries.shape[:3], keys.shape[2]))
 
 
-def _looks_back(mask: Mask | None, queries: int, keys: int) -> bool:
-    """Whether no query may look at a key after it, as far as it can be said."""
+def _is_causal(mask: Mask | None, queries: int, keys: int) -> bool:
+    """Return whether a mask provably hides every later key."""
     if mask is None or queries != keys or queries < 2:
         return False
     ranges = mask.ranges(queries, keys)
@@ -145,11 +145,11 @@ def _looks_back(mask: Mask | None, queries: int, keys: int) -> bool:
 
 
 def _no_product(score: Score | None, relative: Relative | None) -> str | None:
-    """Why the scores are no products of what a trace keeps; None: they are."""
+    """Return the reason why scores are not products of stored tensors; None: they are."""
     name = type(score).__name__
     if not isinstance(score, Bilinear):
-        return f"its score, {name}, is no product of queries and keys"
+        return f"its score, {name}, is not a product of queries and keys"
     if relative is None or isinstance(relative, DistanceBias):
         return None
-    # The matrix makes other queries of them, which positions must not meet.
-    return f"its positions meet the queries before the matrix of its score, {name}, does"
+    # A trace stores the queries after the matrix, but positions need them before it.
+    return f"its positions apply to the queries before the matrix of its score, {name}"

@@ -1,9 +1,9 @@
-"""What tensors were computed from: which inputs of a model, and which of its attention calls.
+"""Provenance of tensors: the inputs of a model and the attention calls they were computed from.
 
-Self-attention projects queries and keys from one tensor, cross-attention from two; the call itself
-says nothing of that. So every function of torch that runs is followed: a result comes from the
-largest of what the function was given; tensors that are put together from each; the output of
-attention from its queries, whose positions it keeps. Parameters and buffers come from nothing.
+Self-attention projects queries and keys from one tensor, cross-attention from two, which the call
+does not show. So every torch function is followed: a result comes from the function's largest
+argument; a concatenation from all its parts; the output of attention from its queries, whose
+positions it keeps. Parameters and buffers have no origin.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-#: Functions that put tensors together; and those that write one into another.
+#: Functions that concatenate tensors; and functions that write one tensor into another.
 _TOGETHER = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _WRITES = ("__setitem__", "copy_", "index_copy_", "scatter_", "slice_scatter", "index_put_")
-#: Functions that put positions in another order, and the first argument that says the dimension.
+#: Functions that reorder positions, and the place of the argument for the dimension.
 _ORDERS = {"flip": 1, "roll": 2, "index_select": 1, "gather": 1}
-#: Functions that make tensors of numbers from elsewhere.
+#: Functions that make tensors from other data.
 _ELSEWHERE = ("from_numpy", "as_tensor", "tensor", "from_dlpack")
 
 
 @dataclass(eq=False)
 class _Track:
-    """See `Provenance.call`. calls: on it; origins: these, and what they come from; as bits."""
+    """Track: see `Provenance.call`. calls: on it; origins: calls and their origins; as bits."""
 
     number: int
     calls: int = 0
@@ -34,18 +34,18 @@ class _Track:
 
 
 class Provenance:
-    """The inputs and calls that tensors were computed from, a bit for each."""
+    """Record of the inputs and calls that tensors were computed from, a bit for each."""
 
     def __init__(self) -> None:
         self._bits = WeakIdKeyDictionary()
         self._count = 0
-        #: By how many positions; and by paths with the bit of each call.
+        #: Tracks by their number of positions; and earlier calls of each path, with their bits.
         self._tracks: dict[int, list[_Track]] = {}
         self._before: dict[str, list[tuple[int, _Track]]] = {}
         self._output: int | None = None
 
     def begin(self, inputs: object, buffers: Iterable[Tensor]) -> None:
-        """The model begins to run on some inputs; its buffers come from none."""
+        """Start a run of the model on some inputs; its buffers have no origin."""
         self.__init__()  # type: ignore[misc]
         for tensor in _tensors(inputs):
             self._bits[tensor] = self._next_bit()
@@ -54,16 +54,16 @@ class Provenance:
     def call(
         self, path: str, queries: Tensor, keys: Tensor, lengths: Sequence[int]
     ) -> tuple[int, int]:
-        """The tracks of the queries and the keys of the attention call that begins; 0: not known.
+        """Return the tracks of a new attention call's queries and keys; 0: unknown.
 
-        A track is the same positions through the model. A call is on that of an earlier one over as
-        many if it was computed from what that gave, or from the same input. A module that runs
-        again is on another one, unless it reads what it gave itself; so is a call that reads
-        positions in another order.
+        A track is one set of positions through the model. A call is on the track of an earlier call
+        with as many positions if it was computed from its output, or from the same input. A module
+        that runs again gets another track, unless it reads its own output; so does a call that
+        reads positions in another order.
         """
         bits, output = self._bits_of(queries), self._next_bit()
         before = self._before.setdefault(path, [])
-        others = [track for own, track in before if not bits & own]
+        others = [track for call_bit, track in before if not bits & call_bit]
         track = self._track(lengths[0], bits, bool(before), others)
         track.calls |= output
         track.origins |= bits | output
@@ -72,7 +72,7 @@ class Provenance:
         return track.number, self._track(lengths[1], self._bits_of(keys), False, []).number
 
     def _track(self, length: int, bits: int, again: bool, others: list[_Track]) -> _Track:
-        """The track of so many positions that come from `bits`; again: not by an input alone."""
+        """Return the track of positions computed from `bits`; again: not from an input only."""
         if bits < 0:
             return _Track(0)
         tracks = self._tracks.setdefault(length, [])
@@ -83,30 +83,30 @@ class Provenance:
         return tracks[-1]
 
     def called(self, output: object) -> None:
-        """Note what the attention call that began gave."""
+        """Note the output of the last attention call."""
         if self._output is not None and output is not None:
             self._bits.update((tensor, self._output) for tensor in _tensors(output))
             self._output = None
 
     def shared(self, queries: Tensor, keys: Tensor) -> bool:
-        """Whether queries come from the same as keys, or as some of the keys."""
-        own, other = self._bits_of(queries), self._bits_of(keys)
-        if queries is keys or own == other:
+        """Return whether queries have the same origin as keys, or as some of the keys."""
+        of_queries, of_keys = self._bits_of(queries), self._bits_of(keys)
+        if queries is keys or of_queries == of_keys:
             return True
-        return own > 0 and other > 0 and not own & ~other
+        return of_queries > 0 and of_keys > 0 and not of_queries & ~of_keys
 
     def _next_bit(self) -> int:
         self._count += 1
         return 1 << self._count
 
     def _bits_of(self, tensor: Tensor) -> int:
-        """Calls and inputs, a bit for each; -1 where no function of torch was seen to make it."""
+        """Return the calls and inputs of a tensor, a bit for each; -1: unknown."""
         if isinstance(tensor, nn.Parameter):
             return 0
         return int(self._bits[tensor]) if tensor in self._bits else -1
 
     def follow(self, name: str, args: object, result: object) -> None:
-        """Note what a function of torch computed: its name, all that it was given, what it gave."""
+        """Note the origin of a torch function's result, by its name and its arguments."""
         results = _tensors(result)
         if not results and name not in _WRITES:
             return
@@ -127,7 +127,7 @@ class Provenance:
 
 
 def flat(parts: object) -> Iterator[object]:
-    """What stands in lists, tuples and mappings, whatever their depth."""
+    """Yield the items of nested lists, tuples and mappings."""
     if isinstance(parts, Mapping):
         parts = list(parts.values())
     if isinstance(parts, list | tuple):
@@ -142,7 +142,7 @@ def _tensors(parts: object) -> list[Tensor]:
 
 
 def _reorders(name: str, args: object, result: object) -> bool:
-    """Whether a function puts positions of (batch, positions, features) in another order."""
+    """Return whether a function reorders the positions of (batch, positions, features)."""
     if name not in (*_ORDERS, "__getitem__") or not isinstance(args, tuple):
         return False
     states = args[0]

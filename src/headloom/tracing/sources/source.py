@@ -1,7 +1,7 @@
-"""What a source of attention calls is, and the sources that there are.
+"""Sources of attention calls.
 
-A source is a file of this folder with a `SOURCE`. It says which modules of a model it knows, and
-hands on the calls of these; `headloom.trace` asks every source there is, in turn.
+A source is a file of this folder with a `SOURCE`. It selects the modules of a model that it can
+record, and sends their calls; `headloom.trace` uses all sources, in turn.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headloom.mechanism.graph import AttentionGraph, Keep
 from headloom.tracing import sources
 from headloom.tracing.recording.layer_call import LayerCall
 
-#: From a call to its output, (batch, heads, queries, value_depth); None: the layer computes it.
+#: Returns the output of a call, (batch, heads, queries, value_depth); None: the layer computes it.
 Receive = Callable[[LayerCall], Tensor | None]
-#: The modules of a model by their paths.
+#: Modules of a model by their paths.
 Modules = Mapping[str, nn.Module]
-#: Whether the model that runs goes on where a call of it could not be recorded.
+#: Returns whether to ignore the error of a call that could not be recorded.
 Excuse = Callable[[Exception], bool]
 
 
@@ -33,12 +33,12 @@ def never(error: Exception) -> bool:
 
 @dataclass(frozen=True)
 class Receivers:
-    """Where a source sends the calls of a model's layers.
+    """Functions to which a source sends the calls of a model's layers.
 
-    compute   from a call to its output for a layer to go on with: the session computes the call
-    take      a call that its layer has computed itself, with its graph
-    excuse    whether the model goes on with its own attention after an error
-    aside     a block in which nothing that runs is looked at, as the model's own attention
+    compute   computes a call; returns the output for its layer to use
+    take      records a call computed by its layer, with its graph
+    excuse    whether the model uses its own attention after an error
+    aside     a block in which no function is intercepted, as for the model's own attention
     """
 
     compute: Receive
@@ -49,7 +49,7 @@ class Receivers:
 
 @contextmanager
 def excused(excuse: Excuse) -> Iterator[None]:
-    """Go on after an error in the block, where it is excused."""
+    """Ignore an error in the block if it is excused."""
     try:
         yield
     except Exception as error:
@@ -59,13 +59,12 @@ def excused(excuse: Excuse) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of attention layers whose calls can be recorded.
+    """Kind of attention layers whose calls can be recorded.
 
-    layers   from the modules of a model, by their paths (its own is empty), to those that are such
-             layers
-    calls    sends every call of a model's layers to `Receivers`, while its block runs, and leaves
-             the model as it was. Its second argument: the edges of each query that a layer keeps
-             which computes its own graph
+    layers   selects such layers from the modules of a model, by their paths (the model's is empty)
+    calls    sends every call of a model's layers to `Receivers` while its block runs, and leaves
+             the model unchanged. Its second argument: the edges of each query, for layers that
+             compute their own graph
     """
 
     layers: Callable[[Modules], Modules]
@@ -73,7 +72,7 @@ class Source:
 
 
 def all_sources() -> Iterator[Source]:
-    """Every source of this folder, in the order of their names."""
+    """Yield every source of this folder, in the order of their names."""
     for file in pkgutil.iter_modules(sources.__path__):
         module = importlib.import_module(f"{sources.__name__}.{file.name}")
         source = getattr(module, "SOURCE", None)
@@ -82,6 +81,6 @@ def all_sources() -> Iterator[Source]:
 
 
 def takes_attention(module: nn.Module) -> bool:
-    """Whether the name of a module's class says that it takes attention."""
+    """Return whether a module's class has attention in its name."""
     name = type(module).__name__.lower()
     return "attention" in name or "attn" in name

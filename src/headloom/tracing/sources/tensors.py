@@ -1,7 +1,4 @@
-"""Arrays of any library as tensors, and attention weights among them as edges.
-
-Arrays are whatever has `__dlpack__` or `__array__`.
-"""
+"""Arrays of any library (with `__dlpack__` or `__array__`) as tensors, and weights as edges."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ from headloom.mechanism.masks import Mask
 from headloom.mechanism.shapes import describe
 from headloom.tracing.recording.layer_call import LayerCall
 
-#: How far from 1 the sum of a row may be: of numbers with the digits of float32, and of half
-#: precision, in which each weight is rounded.
+#: Allowed difference of a row's sum from 1: for float32, and for half precision, which rounds each
+#: weight.
 NEAR, NEAR_HALF = 1e-4, 2e-2
 
 _EXPECTED = "an array of numbers of NumPy, torch or JAX, or a list with one for each layer"
 
 
 def as_tensor(name: str, array: object) -> Tensor:
-    """Return an array as a tensor of floating-point numbers on the CPU, without its gradients.
+    """Return an array as a floating-point tensor on the CPU, without gradients.
 
-    Raises: InputError: it is none (it has neither `__dlpack__` nor `__array__`), or holds others.
+    Raises: InputError: not an array (neither `__dlpack__` nor `__array__`), or other numbers.
 
     >>> as_tensor("queries", np.ones((1, 2), ">f4")).dtype
     torch.float32
@@ -39,23 +36,24 @@ def as_tensor(name: str, array: object) -> Tensor:
         tensor = torch.utils.dlpack.from_dlpack(array).cpu()
     elif hasattr(array, "__array__"):
         numbers = np.asarray(array)
-        # In this machine's order of bytes, and memory that may be written, as torch wants it.
+        # In native byte order and writable memory, as torch requires.
         plain = numbers.dtype.newbyteorder("=")
         numbers = numbers.astype(plain, copy=not numbers.flags.writeable)
         try:
             tensor = torch.from_numpy(np.ascontiguousarray(numbers))
         except TypeError:
             raise InputError(
-                f"{name}: an array of {numbers.dtype}; expected floating-point numbers. NumPy's "
-                "files lose the type bfloat16: save float32, or a safetensors file."
+                f"{name}: an array of {numbers.dtype}; expected floating-point numbers. NumPy "
+                "files lose the type bfloat16: save as float32, or in a safetensors file."
             ) from None
     else:
-        fused = ' Fused attention gives no weights: attn_implementation="eager".' * (array is None)
+        fused = ' Fused attention has no weights: load the model with attn_implementation="eager".'
+        fused *= array is None
         raise InputError(f"{name}: a {type(array).__name__}; expected {_EXPECTED}.{fused}")
     if not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.")
         raise InputError(f"{name}: numbers of type {kind}; expected floating-point numbers.")
-    # Types of eight bits are for storage; nothing computes with them.
+    # Eight-bit types are for storage only.
     return tensor.float() if tensor.element_size() == 1 else tensor
 
 
@@ -63,9 +61,9 @@ def layer_tensors(name: str, arrays: object) -> list[Tensor]:
     """Return the layers of a stack of arrays, or of a list, each (batch, a, b, c).
 
     Args:
-        name: what errors call them, as "queries".
+        name: of the arrays in errors, such as "queries".
         arrays: one layer, (a, b, c); all layers, (layers, a, b, c) or (layers, batch, a, b, c); or
-            a sequence with an array for each layer, with a batch before its dimensions or not.
+            a sequence with an array for each layer, with or without a batch before its dimensions.
 
     Raises: InputError: no arrays, or other dimensions.
     """
@@ -90,7 +88,7 @@ def layer_tensors(name: str, arrays: object) -> list[Tensor]:
 
 
 def check_numbers(label: str, wrong: Tensor, tensor: Tensor, what: str) -> None:
-    """Raise an InputError where numbers, (input, head, row, column), are marked as wrong."""
+    """Raise an InputError if a number, (input, head, row, column), is marked as wrong."""
     if bool(wrong.any()):
         place = tuple(wrong.nonzero()[0].tolist())
         raise InputError(
@@ -100,9 +98,9 @@ def check_numbers(label: str, wrong: Tensor, tensor: Tensor, what: str) -> None:
 
 
 def is_causal(weights: Tensor) -> bool:
-    """Whether no query of some input looks ahead; its queries are the last of as many keys.
+    """Return whether some input has no weight on later keys; its queries are its last positions.
 
-    A row of padding before a text may look nowhere, and then has the same weight for every key.
+    A row of padding before a text may have no visible key, and then equal weights.
     """
     queries, keys = weights.shape[-2:]
     ahead = weights.triu(1 + keys - queries).any(-1)
@@ -114,31 +112,31 @@ def is_causal(weights: Tensor) -> bool:
 def graph_of_weights(
     label: str, weights: Tensor, keep: Top, mask: Mask | None, *, partial: bool
 ) -> AttentionGraph:
-    """Return the graph of dense weights: their strongest edges as they are given.
+    """Return the graph of dense weights: their strongest edges, unchanged.
 
         score = log weight;  lse = 0;  rest = mass of the row - mass of the kept edges
 
     Args:
-        label: what errors call them.
+        label: of the weights in errors.
         weights: (batch, heads, queries, keys).
         keep: edges of each query.
-        mask: who may look at whom; None: at every key whose weight is not 0.
-        partial: whether rows may sum to less than 1, since some mass is elsewhere. A row of zeros
-            always may: its query may look nowhere.
+        mask: of visible keys; None: keys whose weight is 0 are hidden.
+        partial: whether rows may sum to less than 1, with mass on other keys. A row of zeros is
+            always allowed: its query sees no key.
 
-    Raises: InputError: numbers below 0 or not finite; rows that do not sum to 1; a weight where the
-        mask hides its key.
+    Raises: InputError: numbers below 0 or not finite; rows that do not sum to 1; a weight at a
+        hidden key.
     """
     check_numbers(label, ~weights.isfinite(), weights, "are not finite; expected none")
     expected = (
-        "are below 0: these look like scores before the softmax, or logarithms; expected weights "
-        "of 0 or more, as scores.softmax(-1)"
+        "are below 0, like scores before the softmax, or logarithms; expected weights of 0 or more,"
+        " as scores.softmax(-1)"
     )
     check_numbers(label, weights < 0, weights, expected)
     totals = weights.sum(-1, dtype=torch.float64)
     if not bool(totals.any()):
         raise InputError(f"{label}: every weight is 0; expected rows that sum to 1.")
-    # Half precision that was saved in a wider type, as NumPy needs it, has its digits still.
+    # Half precision saved in a wider type, as NumPy requires, still has its few digits.
     halves = (torch.bfloat16, torch.float16)
     half = any(torch.equal(weights.to(dtype).to(weights.dtype), weights) for dtype in halves)
     near = NEAR_HALF if half else NEAR
@@ -148,8 +146,8 @@ def graph_of_weights(
         raise InputError(
             f"{label}: head {head}, query {query}: the row sums to {float(totals[wrong][0]):.6g}, "
             f"and {int(wrong.sum()):,} of {wrong.numel():,} rows do not sum to 1. Give weights "
-            "after the softmax, without dropout, queries before keys; where a sink or keys that "
-            "are not here have the rest, partial=True."
+            "after the softmax, without dropout, queries before keys; if sinks or missing keys "
+            "have the rest, give partial=True."
         )
     weights = weights.float()
     allowed = weights > 0
@@ -158,23 +156,23 @@ def graph_of_weights(
         shown = mask.dense(*weights.shape[2:]).expand(weights.shape)
         hidden = "are where the mask hides the key; expected 0. Give the model's own mask"
         check_numbers(label, allowed & ~shown, weights, hidden)
-        # A row of zeros is one of a query that looks nowhere, as padding.
+        # A row of zeros is a query without visible keys, such as padding.
         allowed = shown & allowed.any(-1, keepdim=True)
-    # A key that may be looked at has a score, even where its weight is too small for float32.
+    # A visible key has a finite score, even if its weight is too small for float32.
     scores = weights.clamp(min=torch.finfo(torch.float32).smallest_normal).log()
     places = keep.places(weights.shape[-1])
     kept_scores, kept_keys = strongest(scores.masked_fill(~allowed, -torch.inf), places)
     empty = kept_scores == -torch.inf
     kept_weights = weights.gather(-1, kept_keys).masked_fill(empty, 0)
-    looks = allowed.any(-1)
-    mass = looks.double() if partial else weights.sum(-1, dtype=torch.float64)
+    sees_keys = allowed.any(-1)
+    mass = sees_keys.double() if partial else weights.sum(-1, dtype=torch.float64)
     rest = mass - kept_weights.sum(-1, dtype=torch.float64)
     missing = (0, places - kept_keys.shape[-1])
     return AttentionGraph(
         keys=pad(kept_keys.masked_fill(empty, -1).int(), missing, value=-1),
         scores=pad(kept_scores, missing, value=-torch.inf),
         weights=pad(kept_weights, missing),
-        lse=torch.where(looks, 0.0, -torch.inf),
+        lse=torch.where(sees_keys, 0.0, -torch.inf),
         entropy=torch.special.entr(weights.double()).sum(-1).float(),
         rest=rest.clamp(min=0).float(),
         count=allowed.sum(-1).int(),
@@ -183,7 +181,7 @@ def graph_of_weights(
 
 
 def weights_call(name: str, kind: str, graph: AttentionGraph, mask: Mask | None) -> LayerCall:
-    """Return the call of a layer of which the graph alone is known, and perhaps the mask."""
+    """Return the call of a layer with a known graph, and perhaps a mask, only."""
     batch, heads, queries, keys = graph.shape
     nothing = graph.lse.new_zeros(batch, heads, keys, 1)
     rows = graph.lse.new_zeros(batch, heads, queries, 1)

@@ -1,8 +1,8 @@
-"""Attention calls of any module by torch's attention functions.
+"""Attention calls of any module, by torch's attention functions.
 
 `scaled_dot_product_attention`, the inside of `multi_head_attention_forward`
-(`nn.MultiheadAttention`, and through it `nn.TransformerEncoder` and `nn.Transformer`, which leave
-their fast paths while a mode watches), and `flex_attention`.
+(`nn.MultiheadAttention`, and through it `nn.TransformerEncoder` and `nn.Transformer`, which take no
+fast path inside a mode), and `flex_attention`.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _FUSED = functional.scaled_dot_product_attention
 
 
 class Recording(Protocol):
-    """What has calls recorded: see `headloom.tracing.sources.functions.Functions`."""
+    """Protocol of the recorder: see `headloom.tracing.sources.functions.Functions`."""
 
     keep: Keep
     around: tuple[Tensor, Tensor] | None
     provenance: Provenance
 
     def compute(self, call: LayerCall) -> Tensor | None:
-        """Hand a call on; returns its output."""
+        """Send a call to the session; return its output."""
 
     def take(self, call: LayerCall, graph: AttentionGraph) -> None:
-        """Hand on a call that its layer has computed itself."""
+        """Send a call computed by its layer to the session."""
 
     def refuse(self, path: str, reason: str) -> None:
-        """A call was seen and cannot be recorded."""
+        """Note a call that cannot be recorded."""
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionCall:
-    """A call of a function that takes attention. path: of the module that called it."""
+    """Call of an attention function. path: of the module that called it."""
 
     functions: Recording
     path: str
@@ -57,25 +57,25 @@ class FunctionCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def own(self) -> object:
-        """What the function gives."""
+    def result(self) -> object:
+        """Call the function itself."""
         return self.func(*self.args, **self.kwargs)
 
     def refused(self, reason: str) -> object:
-        """What the function gives, where the call cannot be recorded."""
+        """Call the function itself, noting that the call cannot be recorded."""
         self.functions.refuse(self.path, reason)
-        return self.own()
+        return self.result()
 
 
-class _Whence(TypedDict):
+class _Origin(TypedDict):
     path: str
     kind: str
     tracks: tuple[int, int]
 
 
-def whence(asked: FunctionCall, query: Tensor, key: Tensor, is_causal: bool) -> _Whence:
-    """Path and tracks of a call, and its kind: whether queries and keys come from one tensor."""
-    functions, path = asked.functions, asked.path
+def origin(function: FunctionCall, query: Tensor, key: Tensor, is_causal: bool) -> _Origin:
+    """Return path and tracks of a call, and its kind: one origin of queries and keys, or two."""
+    functions, path = function.functions, function.path
     lengths = query.shape[-2], key.shape[-2]
     query, key = functions.around or (query, key)
     shared = functions.provenance.shared(query, key)
@@ -93,7 +93,7 @@ def whence(asked: FunctionCall, query: Tensor, key: Tensor, is_causal: bool) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Fused:
-    """The arguments of `scaled_dot_product_attention`, by its names."""
+    """Arguments of `scaled_dot_product_attention`, by name."""
 
     query: Tensor
     key: Tensor
@@ -106,7 +106,7 @@ class _Fused:
 
     @property
     def axis_of_heads(self) -> int | None:
-        """The dimension of the heads, from the end, side by side in memory; None: not known."""
+        """Dimension of the heads, from the end, contiguous in memory; None: unknown."""
         if self.query.ndim <= 4 or self.enable_gqa:
             return -3
         value = self.value
@@ -115,7 +115,7 @@ class _Fused:
         return axes[0] if len(axes) == 1 else None
 
     def turned(self, axis: int) -> _Fused:
-        """The same call with the dimension of its heads before positions and depth."""
+        """Return the call with the dimension of its heads before positions and depth."""
         if axis == -3:
             return self
         size = self.query.ndim
@@ -129,18 +129,18 @@ class _Fused:
 
     @property
     def leading(self) -> torch.Size:
-        """The dimensions before positions and depth of what the call gives."""
+        """Dimensions of the output before positions and depth."""
         if self.enable_gqa:
             return self.query.shape[:-2]
         broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
         return broadcast(self.query.shape[:-2], self.key.shape[:-2])
 
     def of_four_dimensions(self) -> tuple[list[Tensor], Tensor | None]:
-        """Queries, keys and values as (batch, heads, positions, depth), and the mask likewise.
+        """Return queries, keys and values as (batch, heads, positions, depth), and the mask too.
 
-        In the type in which torch computes with them: under autocast it is another. Without heads
-        there is one; what stands before the heads is one batch. Where heads are grouped they are
-        the last of what stands there, and keys and values may be of different groups.
+        They have the type in which torch computes, which autocast may change. Without heads there
+        is one head; all dimensions before the heads form the batch. With grouped heads, these are
+        the last leading dimension, and keys and values may have different groups.
         """
         tensors, device = [self.query, self.key, self.value], self.query.device.type
         grouped, mask, leading = self.enable_gqa, self.attn_mask, self.leading
@@ -166,19 +166,19 @@ class _Fused:
         return [queries, *shared], mask
 
 
-def fused_attention(asked: FunctionCall) -> object:
-    """Have a call of `scaled_dot_product_attention` recorded."""
-    whole = _Fused(*asked.args, **asked.kwargs)
+def fused_attention(function: FunctionCall) -> object:
+    """Record a call of `scaled_dot_product_attention`."""
+    whole = _Fused(*function.args, **function.kwargs)
     reason, axis = None, whole.axis_of_heads
     if whole.query.is_nested or whole.key.is_nested:
         reason = "its queries are a nested tensor; give a padded batch and a mask"
     elif axis is None:
         shape = tuple(whole.query.shape)
-        reason = f"nothing says which dimension of its queries, {shape}, is the heads"
+        reason = f"the dimension of the heads of its queries, {shape}, is not clear"
     elif whole.attn_mask is not None and bool(whole.attn_mask.isnan().any()):
-        reason = "its mask holds numbers that are none (NaN)"
+        reason = "its mask holds NaN"
     if reason is not None or axis is None:
-        return asked.refused(str(reason))
+        return function.refused(str(reason))
     call = whole.turned(axis)
     (queries, keys, values), cells = call.of_four_dimensions()
     if cells is not None and call.is_causal:  # torch applies both
@@ -188,9 +188,9 @@ def fused_attention(asked: FunctionCall) -> object:
         read = score_mask(cells, queries.shape[2], keys.shape[2], lowest_of(cells.dtype))
     is_causal = call.is_causal and read is None
     ahead = False if is_causal else None if read is None else read.ahead
-    output = asked.functions.compute(
+    output = function.functions.compute(
         LayerCall(
-            **whence(asked, whole.query, whole.key, ahead is False),
+            **origin(function, whole.query, whole.key, ahead is False),
             queries=queries,
             keys=keys,
             values=values,
@@ -199,19 +199,19 @@ def fused_attention(asked: FunctionCall) -> object:
             bias=None if read is None else read.bias,
             positions="none" if read is None or read.bias is None else "bias",
             is_causal=ahead is False,
-            own_output=partial(_own_rows, asked.func, call, (queries, keys, values), cells),
+            own_output=partial(_own_rows, function.func, call, (queries, keys, values), cells),
         )
     )
     if output is None or call.dropout_p or values.dtype == torch.float64:
-        # What is dropped is drawn by torch; float64 has more digits than headloom's scores.
-        return asked.own()
-    # Leading dimensions are torch's own: a batch, or a batch of parts, before the heads.
+        # Dropout is torch's; float64 has more digits than headloom's scores.
+        return function.result()
+    # Restore the leading dimensions: a batch, or a batch of parts, before the heads.
     output = output.reshape(*call.leading, *output.shape[-2:])
     return output if axis == -3 else output.movedim(-3, axis)
 
 
 def _causal_too(mask: Tensor, rows: Tensor, keys: int) -> Tensor:
-    """A mask, True = may look or to be added, that hides what comes after each of some rows too."""
+    """Return a mask (True = visible, or added to scores) that hides later keys too."""
     below = torch.arange(keys, device=mask.device) <= rows.to(mask.device)[:, None]
     return mask & below if mask.dtype == torch.bool else mask.masked_fill(~below, -torch.inf)
 
@@ -224,7 +224,7 @@ def _own_rows(
     cells: Tensor | None,
     rows: Tensor,
 ) -> Tensor:
-    """What torch's function gives for some rows of a call."""
+    """Return the output of torch's function for some rows of a call."""
     queries, keys, values = tensors
     mask = cells
     if cells is not None and cells.shape[2] > 1:
@@ -243,29 +243,30 @@ def _own_rows(
 # nn.MultiheadAttention
 
 
-def heads(asked: FunctionCall) -> object:
-    """Have a call of `multi_head_attention_forward` recorded."""
-    functions = asked.functions
-    given = inspect.signature(asked.func).bind(*asked.args, **asked.kwargs).arguments
-    before, functions.around = functions.around, (given["query"], given["key"])
+def heads(function: FunctionCall) -> object:
+    """Record a call of `multi_head_attention_forward`."""
+    functions = function.functions
+    bound = inspect.signature(function.func).bind(*function.args, **function.kwargs)
+    arguments = bound.arguments
+    before, functions.around = functions.around, (arguments["query"], arguments["key"])
 
     def fused(*args: object, **kwargs: object) -> object:
-        return fused_attention(replace(asked, func=_FUSED, args=args, kwargs=kwargs))
+        return fused_attention(replace(function, func=_FUSED, args=args, kwargs=kwargs))
 
     try:
-        inside = _renamed(asked.func, fused)
-        if not given.get("need_weights", True):
-            return inside(**given)
-        # With weights asked for the mask counts, and not what a flag says of it. Nothing is
-        # dropped here: the function itself draws its numbers below.
-        inside(**given | {"need_weights": False, "is_causal": False, "training": False})
+        inside = _renamed(function.func, fused)
+        if not arguments.get("need_weights", True):
+            return inside(**arguments)
+        # A call that returns weights uses the mask, not the flag is_causal. No dropout here: the
+        # original function below applies it.
+        inside(**arguments | {"need_weights": False, "is_causal": False, "training": False})
     finally:
         functions.around = before
-    return asked.own()
+    return function.result()
 
 
 def _renamed(function: FunctionType, fused: Callable[..., object]) -> Callable[..., object]:
-    """A function of torch that calls another fused attention, and asks no mode."""
+    """Return a copy of a torch function that calls another fused attention, and no mode."""
     names = {
         **function.__globals__,
         "scaled_dot_product_attention": fused,
@@ -279,16 +280,16 @@ def _renamed(function: FunctionType, fused: Callable[..., object]) -> Callable[.
 # flex_attention
 
 
-def flex(asked: FunctionCall) -> object:
-    """Have a call of `flex_attention` recorded."""
-    call = FlexCall(*asked.args, **asked.kwargs)
+def flex(function: FunctionCall) -> object:
+    """Record a call of `flex_attention`."""
+    call = FlexCall(*function.args, **function.kwargs)
     try:
         terms = call.terms()
     except UnreadableRuleError as error:
-        return asked.refused(str(error))
-    output = asked.functions.compute(
+        return function.refused(str(error))
+    output = function.functions.compute(
         LayerCall(
-            **whence(asked, call.query, call.key, terms["is_causal"]),
+            **origin(function, call.query, call.key, terms["is_causal"]),
             **terms,
             queries=call.query,
             keys=call.key,
@@ -297,8 +298,8 @@ def flex(asked: FunctionCall) -> object:
             own_output=call.own_rows,
         )
     )
-    # Log-sum-exps or largest scores may be asked for beside the output.
+    # A call may return log-sum-exps or largest scores beside the output.
     more = any(call.kernel_options.get(name) for name in ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"))
     if output is None or more or call.value.dtype == torch.float64:
-        return asked.own()
+        return function.result()
     return output, *[output.new_empty(0)] * beside_output()

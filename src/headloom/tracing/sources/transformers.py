@@ -1,9 +1,9 @@
-"""The attention interface of Transformers: its models computing with `headloom.attend` for a while.
+"""Attention interface of Transformers: record its models through a custom attention function.
 
-`routed` registers an attention function and a function that makes its masks under its own names,
-writes these into the configurations of the model, and puts everything back. A model gets the kind
-of mask that it would have got: eager attention numbers, always, and no flag; torch's fused
-attention a bool mask, or none where the flag `is_causal` says the same.
+`routed` registers an attention function and a mask function under unique names, sets these in the
+configurations of the model, and restores them afterwards. A model gets the kind of mask that it
+would have had: eager attention always added numbers, and no flag; torch's fused attention a bool
+mask, or none if the flag `is_causal` means the same.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from headloom.tracing.sources.source import (
 
 
 def transformers() -> Any:
-    """The library.
+    """Import the library.
 
-    Raises: InputError: it is not installed.
+    Raises: InputError: not installed.
     """
     try:
         return importlib.import_module("transformers")
@@ -50,15 +50,15 @@ def transformers() -> Any:
 
 
 def is_transformers_model(model: object) -> bool:
-    """Whether a model is one of Transformers. The library is not loaded for that."""
+    """Return whether a model is one of Transformers, without loading the library."""
     library = sys.modules.get("transformers.modeling_utils")
     return library is not None and isinstance(model, library.PreTrainedModel)
 
 
 def without_peft(model: nn.Module) -> nn.Module:
-    """The model of Transformers that PEFT put its adapters into; any other model as it is.
+    """Return the model of Transformers inside a PEFT model; any other model unchanged.
 
-    Prompts and prefixes that are learned are put before the text by PEFT's own module, which stays.
+    Learned prompts and prefixes are inserted by PEFT's own module, so that module stays.
     """
     library = sys.modules.get("peft")
     if library is None or not isinstance(model, library.PeftModel):
@@ -71,10 +71,10 @@ def without_peft(model: nn.Module) -> nn.Module:
 
 
 class _Implementation(str):
-    """The name of an implementation that computes as another one does, `own`.
+    """Name of an attention implementation that also equals the name of the original one.
 
-    Models ask for the name, and take another way for one they do not know. So this one equals the
-    name of the implementation it stands for too; under its own name it is looked up.
+    Models compare the name, and branch for unknown ones. So this name equals the name of the
+    implementation it replaces too; lookups use its unique name. original: the configured name.
 
     >>> name = _Implementation("headloom-1")
     >>> name.stands_for = "eager"
@@ -83,14 +83,14 @@ class _Implementation(str):
     """
 
     stands_for: str | None = None
-    own: str | None = None
+    original: str | None = None
 
     def __deepcopy__(self, memo: object) -> str | None:
-        return self.own
+        return self.original
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What is copied or saved while headloom computes says what it said before.
-        return (type(None), ()) if self.own is None else (str, (str(self.own),))
+        # Copies and saved configurations have the original name.
+        return (type(None), ()) if self.original is None else (str, (str(self.original),))
 
     def __eq__(self, other: object) -> bool:
         if self.stands_for is not None and str(other) == self.stands_for:
@@ -104,14 +104,14 @@ class _Implementation(str):
 
 
 def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any]:
-    """The attention function that a module uses; for the fused ones of GPUs torch's."""
+    """Return the attention function of a module; torch's instead of fused GPU kernels."""
     source = sys.modules[type(module).__module__]
     if eager:
-        # A file may have several, as for text and images: that of this module's forward.
-        names = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-        own = [name for name in (names.co_names if names else ())
-               if name.endswith("eager_attention_forward")]  # fmt: skip
-        function = getattr(source, own[-1] if own else "eager_attention_forward", None)
+        # A file may have several, for text and images: use the one in this module's forward.
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        names = [name for name in (code.co_names if code else ())
+                 if name.endswith("eager_attention_forward")]  # fmt: skip
+        function = getattr(source, names[-1] if names else "eager_attention_forward", None)
         if function is not None:
             return function  # type: ignore[no-any-return]
     shared = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
@@ -125,10 +125,10 @@ Aside = Callable[[], AbstractContextManager[object]]
 def _function(
     paths: dict[int, str], eager: bool, receive: Receive, excuse: Excuse, aside: Aside
 ) -> Callable[..., object]:
-    """The attention function to register in place of eager attention, or of the fused one."""
-    # Layers share masks, whole or a view; the mask itself keeps its place in memory its own.
+    """Return the attention function to register in place of eager or fused attention."""
+    # Layers share masks, or views of one; keeping the mask keeps its memory address unique.
     read: dict[object, tuple[Tensor, Tensor, ScoreMask]] = {}
-    # A step of a generation asks the same of every layer again.
+    # Cached for all steps of a generation.
     kinds: dict[tuple[int, bool], str] = {}
 
     def attention_forward(module: nn.Module, *args: Any, **options: Any) -> object:
@@ -161,8 +161,8 @@ def _function(
             flag = getattr(module, "is_causal", None)
         mask, bias, own_mask, ahead = None, position_bias, None, None
         if attention_mask is not None:
-            # Eager attention adds a bool mask too, as 1 and 0, and hides nothing. Of a cache of a
-            # fixed size it takes the part that is filled.
+            # Eager attention adds a bool mask too, as 1 and 0, and hides nothing. For a cache of a
+            # fixed size it uses the filled part.
             memory = attention_mask.untyped_storage().data_ptr(), attention_mask.storage_offset()
             where = memory, attention_mask.shape, attention_mask.stride(), sizes
             if where not in read:
@@ -172,17 +172,17 @@ def _function(
                 lowest = lowest_of(cells.dtype)
                 allowed = cells if lowest is None else cells > lowest
                 read[where] = attention_mask, allowed, score_mask(cells, *sizes, lowest)
-            _, own_mask, seen = read[where]
-            mask, ahead = seen.mask, seen.ahead
-            if seen.bias is not None:
-                bias = seen.bias if bias is None else bias + seen.bias
+            _, own_mask, score = read[where]
+            mask, ahead = score.mask, score.ahead
+            if score.bias is not None:
+                bias = score.bias if bias is None else bias + score.bias
         elif not eager and (flag is None or flag) and sizes[0] > 1:
-            # So torch's fused attention reads the flag, and where there is none. A query alone,
-            # the last of a cache, may look at everything; eager attention knows no flag.
+            # Fused attention is causal by the flag, and by default. A single query, the last of a
+            # cache, sees every key; eager attention has no flag.
             mask, ahead = causal(), False
         if sinks is not None:
-            # One for each query, (batch, heads, queries, 1): as a sink of 0 beside scores that are
-            # less by it.
+            # A sink for each query, (batch, heads, queries, 1), equals a sink of 0 beside scores
+            # reduced by it.
             bias = -sinks if bias is None else bias - sinks
             s_aux = sinks.new_zeros(sinks.shape[1])
         path = paths.get(id(module), type(module).__name__)
@@ -208,8 +208,8 @@ def _function(
         try:
             return receive(call)
         finally:
-            # What holds itself holds the keys and values of its step too, the whole cache, until
-            # Python looks for such rings.
+            # Break the reference cycle, which would keep the whole cache of this step until the
+            # next garbage collection.
             call.own_output = None
 
     return attention_forward
@@ -225,10 +225,10 @@ def _own_output(
     options: Arguments,
     rows: Tensor,
 ) -> Tensor:
-    """The output of a model's own attention function for some rows of a call.
+    """Return the output of a model's own attention function for some rows of a call.
 
-    By the mask that the model itself made, where it made one, not by the rule read from it; and by
-    its sinks, where each query has one.
+    It uses the model's own mask, if there is one, not the rule read from it; and its sinks of each
+    query.
     """
     queries = call.queries[:, :, rows]
     allowed, bias = call.mask_of(rows), call.bias_of(rows)
@@ -244,12 +244,12 @@ def _own_output(
     options = {name: value for name, value in options.items() if name != "output_attentions"}
     of_rows = None if sinks is None else sinks[:, :, rows]
     if of_rows is not None and added is not None:
-        added = added + of_rows  # the bias of the call is less by them
+        added = added + of_rows  # the bias of the call was reduced by them
     of_heads = call.sinks if sinks is None else None
     for name, value in (("softcap", call.softcap), ("s_aux", of_heads), ("sinks", of_rows)):
         if value is not None:
             options[name] = value
-            eager = True  # torch's fused attention knows none of them; FlexAttention does
+            eager = True  # torch's fused attention does not support these; FlexAttention does
     output: Tensor = _own_function(module, eager)(
         module, queries, call.keys, call.values, added, dropout=0.0, scaling=call.scale,
         is_causal=False, **options,
@@ -258,7 +258,7 @@ def _own_output(
 
 
 def _configurations(model: nn.Module) -> list[Any]:
-    """Every configuration that the modules of a model use, once each."""
+    """Return every configuration used by the modules of a model, once each."""
     modeling = importlib.import_module("transformers.modeling_utils")
     configurations: dict[int, Any] = {}
     refused: set[int] = set()
@@ -275,12 +275,12 @@ def _configurations(model: nn.Module) -> list[Any]:
 
 
 def routes(model: nn.Module) -> bool:
-    """Whether any part of a model looks its attention function up in the interface."""
+    """Return whether any part of a model uses the attention interface."""
     return bool(_configurations(model))
 
 
 class NothingRecordedError(InputError):
-    """No attention of a model that ran could be recorded."""
+    """Error for a model without any recorded attention."""
 
 
 @contextmanager
@@ -290,18 +290,18 @@ def routed(
     excuse: Excuse = never,
     aside: Aside = nullcontext,
 ) -> Iterator[None]:
-    """Send every attention call of a model to `receive`, which gives the output back.
+    """Send every attention call of a model to `receive`, which returns the output.
 
     Args:
         model: of Transformers.
-        receive: from a call to its output, (batch, heads, queries, value_depth); None: the model's
-            own attention computes it.
-        excuse: whether the model's own attention goes on where a call could not be read.
-        aside: a block in which the model's own attention is not looked at.
+        receive: computes the output of a call, (batch, heads, queries, value_depth); None: the
+            model's own attention computes it.
+        excuse: whether the model's own attention runs if a call could not be read.
+        aside: a block in which the model's own attention is not intercepted.
 
-    Afterwards, however the block ends, configurations say again what they said.
+    The original settings are restored, however the block ends.
 
-    Raises: InputError: the attention of the model is computed by headloom already.
+    Raises: InputError: headloom records the attention of the model already.
     """
     modeling = importlib.import_module("transformers.modeling_utils")
     masking = importlib.import_module("transformers.masking_utils")
@@ -309,9 +309,9 @@ def routed(
     configurations = _configurations(model)
     if any(isinstance(c._attn_implementation_internal, _Implementation) for c in configurations):
         raise InputError(
-            f"headloom computes the attention of this {type(model).__name__}, or of a model that "
-            "shares its configuration, already: for a trace, a watch or an experiment around this "
-            "one, or in another thread. End that first."
+            f"headloom already records this {type(model).__name__}, or a model that shares its "
+            "configuration, in a trace, a watch or an experiment around this one, or in another "
+            "thread. End that first."
         )
     before = [config._attn_implementation_internal for config in configurations]
     paths = {id(module): path for path, module in named_modules(model)}
@@ -321,27 +321,27 @@ def routed(
     try:
         for eager, name in names.items():
             attention.register(name, _function(paths, eager, receive, excuse, aside))
-            # Without a mask function of the same name, Transformers makes no masks at all and
-            # says nothing.
+            # Without a mask function of the same name, Transformers silently makes no masks.
             masks.register(name, masking.eager_mask if eager else masking.sdpa_mask)
-        for config, own in zip(configurations, before, strict=True):
-            named = _Implementation(names[own in (None, "eager")])
-            named.own = own
-            # Where GPT-2 scales its scores in another order it does so beside the interface.
-            if own in ("eager", "sdpa") and not getattr(config, "reorder_and_upcast_attn", False):
-                named.stands_for = own
+        for config, original in zip(configurations, before, strict=True):
+            named = _Implementation(names[original in (None, "eager")])
+            named.original = original
+            # GPT-2 with this option computes its attention outside the interface.
+            reordered = getattr(config, "reorder_and_upcast_attn", False)
+            if original in ("eager", "sdpa") and not reordered:
+                named.stands_for = original
             config._attn_implementation_internal = named
         yield
     finally:
-        for config, own in zip(configurations, before, strict=True):
-            config._attn_implementation_internal = own
+        for config, original in zip(configurations, before, strict=True):
+            config._attn_implementation_internal = original
         for registry in (attention, masks):
             for name in names.values():
                 registry._global_mapping.pop(name, None)
 
 
 def _layers(modules: Modules) -> Modules:
-    """The model itself, where it uses the interface."""
+    """Return the model itself, if it uses the interface."""
     model = modules[""]
     return {"": model} if is_transformers_model(model) and routes(model) else {}
 
