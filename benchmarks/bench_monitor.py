@@ -41,7 +41,7 @@ class Training:
         self.model, self.loss, self.texts = model.train(), loss, texts
         self.optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step(self, monitor: headloom.Monitor | None = None) -> None:
+    def step(self, monitor: watching.Monitor | None = None) -> None:
         loss = self.loss(self.texts)
         loss.backward()
         self.optimiser.step()
@@ -76,7 +76,7 @@ def minilm(batch: int, length: int) -> Training | None:
 
 
 @contextmanager
-def monitored(training: Training, every: int) -> Iterator[headloom.Monitor]:
+def monitored(training: Training, every: int) -> Iterator[watching.Monitor]:
     """A monitor that has taken its first measures."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -111,7 +111,7 @@ def of_steps(training: Training, rounds: int) -> float:
 def of_blocks(training: Training, rounds: int) -> float:
     """The ratio at the default, from blocks of so many steps, each with one measure, in turn."""
 
-    def block(monitor: headloom.Monitor | None) -> None:
+    def block(monitor: watching.Monitor | None) -> None:
         for _ in range(EVERY):
             training.step(monitor)
 

@@ -7,6 +7,7 @@ Decisions are in no menu; they are found by the links of other pages, and by the
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,15 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import headloom
+
 ROOT = Path(__file__).parents[1]
 #: A link of a Markdown page: text, then an address, of which a part behind # stays.
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 #: A link whose text is the name of a page's file: right in a folder of files, odd on a site.
 NAMED = re.compile(r"\[[\w./]+\.md\](\(([^)\s#]+\.md)(?:#([^)\s]*))?\))")
+#: A name of the face on a page of the reference.
+REFERENCE = re.compile(r"^::: headloom\.(\w+)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 #: A dialog without a name, as the theme has it.
 SEARCH = '<div class="md-search" data-md-component="search" role="dialog"'
@@ -125,8 +130,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def source_of(name: str) -> str:
+    """Where a name of headloom's face is written, behind the functions that wrap it."""
+    thing = inspect.unwrap(getattr(headloom, name))
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Lead links to files outside of docs to what came along of them; name a page by its title."""
+    """Lead links to files outside of docs to what came along of them; name a page by its title;
+    find what the reference names.
+    """
     here = Path(config.docs_dir) / page.file.src_path
     up = "../" * (len(Path(page.file.src_path).parts) - 1)
 
@@ -142,6 +155,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         title = _title(here, address, anchor)
         return match[0] if title is None else f"[{title}]{target}"
 
+    markdown = REFERENCE.sub(lambda match: f"::: {source_of(match[1])}", markdown)
     return LINK.sub(led, NAMED.sub(named, markdown))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
+import re
 import runpy
 import subprocess
 import sys
@@ -121,6 +123,15 @@ def test_the_face_is_one_list() -> None:
         assert value is getattr(importlib.import_module(module), name)
         if name not in OVER_TRACING and name != "__version__":
             assert value.__module__ == module, name
+
+
+def test_the_face_is_small_and_the_reference_has_all_of_it_and_nothing_else() -> None:
+    pages = [path.read_text("utf-8") for path in (ROOT / "docs" / "reference").glob("*.md")]
+    named = re.findall(r"^::: (.*)$", "\n".join(pages), re.MULTILINE)
+    names = [name for name in headloom.__all__ if name != "__version__"]
+    assert sorted(named) == sorted(f"headloom.{name}" for name in names)
+    assert len(headloom.__all__) <= 90
+    assert [name for name in names if not inspect.unwrap(getattr(headloom, name)).__doc__] == []
 
 
 def test_a_name_of_the_face_loads_no_more_than_it_needs() -> None:

@@ -11,7 +11,6 @@ from .analysis.alignment.links import alignment_error_rate as alignment_error_ra
 from .analysis.eviction.evict import evict as evict
 from .analysis.image_map import ImageMap as ImageMap
 from .analysis.image_map import image_map as image_map
-from .analysis.monitor.monitor import Monitor as Monitor
 from .analysis.monitor.monitor import monitor as monitor
 from .analysis.monitor.trainer import MonitorCallback as MonitorCallback
 from .analysis.sql.query import query as query
