@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, read_text
 from headloom.models.dense import Products
-from headloom.training.model_sections import ModelConfig, Section
+from headloom.training.model_sections import ModelConfig, Section, key
 from headloom.training.sections import TaskConfig, TaskSection
 
 #: Which weights are kept: see headloom.training.checkpoint.Position.judge.
@@ -28,73 +28,68 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 class TrainingConfig(Section):
     """The section [training]: how the matrices are learned."""
 
-    seed: int = Field(
-        1, ge=0, le=2**63 - 1,
-        description="of data, matrices, order and dropout: the same seed gives the same bits",
-    )  # fmt: skip
-    max_steps: int = Field(
-        10_000, ge=1, description="the first of the ends that is reached ends the run"
+    seed: int = key(
+        1,
+        "of data, matrices, order and dropout: the same seed gives the same bits",
+        ge=0,
+        le=2**63 - 1,
     )
-    max_epochs: int | None = Field(None, ge=1, description="passes over the training data")
-    max_minutes: float | None = Field(
-        None, gt=0, le=1e6, description="of training, over all sessions, setting up left out"
+    max_steps: int = key(10_000, "the first of the ends that is reached ends the run", ge=1)
+    max_epochs: int | None = key(None, "passes over the training data", ge=1)
+    max_minutes: float | None = key(
+        None, "of training, over all sessions, setting up left out", gt=0, le=1e6
     )
-    batch_tokens: int = Field(
-        4_096, ge=1, le=2**30,
-        description="tokens in a batch, source and target, padding included; of images, pixels",
-    )  # fmt: skip
-    accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
-    products: Products = Field(
+    batch_tokens: int = key(
+        4_096,
+        "tokens in a batch, source and target, padding included; of images, pixels",
+        ge=1,
+        le=2**30,
+    )
+    accumulate: int = key(1, "batches whose gradients make one step", ge=1)
+    products: Products = key(
         "float32",
-        description='of linear layers; `"float32-tiles"`: on a matrix unit, as exact, quicker '
-        'where it is free; `"bfloat16"` is quicker where the processor has it: see below',
+        'of linear layers; `"float32-tiles"`: on a matrix unit, as exact, quicker where it is '
+        'free; `"bfloat16"` is quicker where the processor has it: see below',
     )
-    optimiser: Literal["adamw", "adam", "muon"] = Field(
+    optimiser: Literal["adamw", "adam", "muon"] = key(
         "adamw",
-        description='or `"adam"`: weight decay is then added to the gradient (L2); or `"muon"`, of '
-        "hidden matrices, with AdamW of the rest: see below",
+        'or `"adam"`: weight decay is then added to the gradient (L2); or `"muon"`, of hidden '
+        "matrices, with AdamW of the rest: see below",
     )
-    peak_learning_rate: float = Field(1e-3, gt=0, description="the rate after the warm-up")
-    matrix_learning_rate: float = Field(
-        0.02, gt=0, description="the peak of muon's matrices; same warm-up and schedule"
+    peak_learning_rate: float = key(1e-3, "the rate after the warm-up", gt=0)
+    matrix_learning_rate: float = key(
+        0.02, "the peak of muon's matrices; same warm-up and schedule", gt=0
     )
-    warmup: int = Field(400, ge=0, description="steps of a linear warm-up")
-    schedule: Schedule = Field(
+    warmup: int = key(400, "steps of a linear warm-up", ge=0)
+    schedule: Schedule = key(
         "inverse-sqrt",
-        description='or `"cosine"`, `"linear"`, which reach the floor at `max_steps` or '
-        "`max_minutes`, whichever comes first, also where `max_epochs` or `patience` ends the run "
-        'before; or `"constant"`',
+        'or `"cosine"`, `"linear"`, which reach the floor at `max_steps` or `max_minutes`, '
+        "whichever comes first, also where `max_epochs` or `patience` ends the run before; or "
+        '`"constant"`',
     )
-    floor: float = Field(
-        0.0, ge=0, le=1, description="lowest rate of cosine and linear, as a share of the peak"
+    floor: float = key(0.0, "lowest rate of cosine and linear, as a share of the peak", ge=0, le=1)
+    betas: tuple[_Decay, _Decay] = key(
+        (0.9, 0.98), "decays of AdamW's means of the gradient and of its square"
     )
-    betas: tuple[_Decay, _Decay] = Field(
-        (0.9, 0.98), description="decays of AdamW's means of the gradient and of its square"
+    epsilon: float = key(1e-9, "added to the root of AdamW's mean of squares", ge=1.2e-38)
+    weight_decay: float = key(0.0, "of all parameters, times the rate", ge=0)
+    clip_norm: float | None = key(1.0, "of the whole gradient; 0: no limit", ge=0)
+    label_smoothing: float = key(
+        0.1, "share of the target that is spread over all classes", ge=0, lt=1
     )
-    epsilon: float = Field(  # less is 0 in float32
-        1e-9, ge=1.2e-38, description="added to the root of AdamW's mean of squares"
+    average: float = key(
+        0.0, "decay of a running mean of the weights, which is then validated and kept", ge=0, lt=1
     )
-    weight_decay: float = Field(0.0, ge=0, description="of all parameters, times the rate")
-    clip_norm: float | None = Field(1.0, ge=0, description="of the whole gradient; 0: no limit")
-    label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="share of the target that is spread over all classes"
-    )
-    average: float = Field(
-        0.0, ge=0, lt=1,
-        description="decay of a running mean of the weights, which is then validated and kept",
-    )  # fmt: skip
-    validate_every: int = Field(500, ge=1, description="steps")
-    patience: int | None = Field(
-        None, ge=1, description="validations without a better one before the run ends"
-    )
-    better: Better = Field(
+    validate_every: int = key(500, "steps", ge=1)
+    patience: int | None = key(None, "validations without a better one before the run ends", ge=1)
+    better: Better = key(
         "loss",
-        description='which weights are kept; `"loss-and-accuracy"`: those best in both, and either '
-        "renews patience",
+        'which weights are kept; `"loss-and-accuracy"`: those best in both, and either renews '
+        "patience",
     )
-    checkpoint_every: int = Field(500, ge=1, description="steps")
-    history: bool = Field(True, description="whether to keep snapshots of the weight matrices")
-    history_growth: float = Field(1.5, gt=1, description="ratio of successive snapshots' steps")
+    checkpoint_every: int = key(500, "steps", ge=1)
+    history: bool = key(True, "whether to keep snapshots of the weight matrices")
+    history_growth: float = key(1.5, "ratio of successive snapshots' steps", gt=1)
 
     def share_done(self, step: int, seconds: float) -> float:
         """The share of the training that is done, by steps or by minutes, whichever ends it first.
@@ -119,9 +114,7 @@ class TrainingConfig(Section):
 class RunConfig(Section):
     """The configuration of a training run; docs/training.md has the keys of every section."""
 
-    task: TaskConfig = Field(
-        description="what is learned, of which data: `kind`, and the keys of that kind"
-    )
+    task: TaskConfig = key(..., "what is learned, of which data: `kind`, and the keys of that kind")
     model: ModelConfig = Field(
         default_factory=lambda run: run["task"].models[0](),
         description="`kind` and sizes; none: the kind that the task has by default",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -24,6 +24,11 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)]
 Layers = Annotated[int, Field(ge=1, le=1_000)]
 Pixels = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def key(default: Any, what: str, **limits: Any) -> Any:
+    """A key of a section: its default, ... where it must be there, and what it means."""
+    return Field(default, description=what, **limits)
 
 
 class Section(BaseModel):
@@ -75,28 +80,27 @@ class ModelSection(Section):
 class _BlocksSection(ModelSection):
     """Keys of all stacks of attention blocks: see headloom.LanguageModel."""
 
-    width: Size = Field(256, description="of embeddings and of what flows between layers")
-    heads: Size = Field(4, description="heads of queries")
-    kv_heads: int | None = Field(None, description="of keys and values, where fewer than `heads`")
-    feed_forward: Size = Field(1024, description="inner width of the feed-forward layers")
-    norm: Literal["pre", "post"] = Field("pre", description='or `"post"`, as in the paper of 2017')
-    normalisation: NormalisationKind = Field(
+    width: Size = key(256, "of embeddings and of what flows between layers")
+    heads: Size = key(4, "heads of queries")
+    kv_heads: int | None = key(None, "of keys and values, where fewer than `heads`")
+    feed_forward: Size = key(1024, "inner width of the feed-forward layers")
+    norm: Literal["pre", "post"] = key("pre", 'or `"post"`, as in the paper of 2017')
+    normalisation: NormalisationKind = key(
         "layer",
-        description='or `"rms"`: by the root mean square alone, without a bias (Zhang and Sennrich '
-        "2019)",
+        'or `"rms"`: by the root mean square alone, without a bias (Zhang and Sennrich 2019)',
     )
-    norm_epsilon: float = Field(1e-5, gt=0, lt=1, description="added to the variance")
-    feed_forward_kind: FeedForwardKind = Field(
+    norm_epsilon: float = key(1e-5, "added to the variance", gt=0, lt=1)
+    feed_forward_kind: FeedForwardKind = key(
         "plain",
-        description='or `"gated"`: (activation(x W_g) * x W_1) W_2, with half as many weights '
-        "again (Shazeer 2020)",
+        'or `"gated"`: (activation(x W_g) * x W_1) W_2, with half as many weights again (Shazeer '
+        "2020)",
     )
-    activation: ActivationKind = Field(
-        "relu", description='or `"gelu"`, `"gelu-tanh"` (GPT-2\'s approximation), `"silu"`'
+    activation: ActivationKind = key(
+        "relu", 'or `"gelu"`, `"gelu-tanh"` (GPT-2\'s approximation), `"silu"`'
     )
-    biases: bool = Field(True, description="of the linear layers of the blocks")
-    dropout: Share = Field(0.1, description="of what layers give")
-    attention_dropout: Share = Field(0.0, description="of the attention weights")
+    biases: bool = key(True, "of the linear layers of the blocks")
+    dropout: Share = key(0.1, "of what layers give")
+    attention_dropout: Share = key(0.0, "of the attention weights")
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
@@ -123,46 +127,40 @@ class RotaryScalingConfig(Section):
 class _TextSection(_BlocksSection):
     """Keys that Transformers of texts share."""
 
-    positions: PositionKind = Field(
+    positions: PositionKind = key(
         "sinusoidal",
-        description='or `"learned"`, `"shaw"`, `"shaw-keys"` (no table of values), `"alibi"`, '
-        '`"buckets"` (T5\'s), `"rotary"`, `"none"`',
+        'or `"learned"`, `"shaw"`, `"shaw-keys"` (no table of values), `"alibi"`, `"buckets"` '
+        '(T5\'s), `"rotary"`, `"none"`',
     )
-    clip: int = Field(
-        16, ge=1, le=10_000_000, description="the largest distance that Shaw's positions tell apart"
+    clip: int = key(
+        16, "the largest distance that Shaw's positions tell apart", ge=1, le=10_000_000
     )
-    buckets: Size = Field(
-        32, description='of `"buckets"`: how many each layer has, a learned number a head in each'
+    buckets: Size = key(
+        32, 'of `"buckets"`: how many each layer has, a learned number a head in each'
     )
-    max_distance: int = Field(
-        128, ge=1, le=10_000_000,
-        description='of `"buckets"`: all that are farther away share the last one',
-    )  # fmt: skip
-    rotary_base: float = Field(
-        10_000.0, gt=0,
-        description='of `"rotary"` positions: the longest wavelength grows with it',
-    )  # fmt: skip
-    rotary_scaling: RotaryScalingConfig | None = Field(
+    max_distance: int = key(
+        128, 'of `"buckets"`: all that are farther away share the last one', ge=1, le=10_000_000
+    )
+    rotary_base: float = key(
+        10_000.0, 'of `"rotary"` positions: the longest wavelength grows with it', gt=0
+    )
+    rotary_scaling: RotaryScalingConfig | None = key(
         None,
-        description='a section of its own, of `"rotary"` positions: slows the turns down for '
-        'longer texts, by `kind = "linear"`, `"ntk"`, `"llama3"` or `"yarn"` and `factor`; the '
-        "last two with `original_length` and, where they are not the usual ones, `slow`, `fast` "
-        "and, of yarn, `temperature` (`headloom.RotaryScaling`)",
+        'a section of its own, of `"rotary"` positions: slows the turns down for longer texts, by'
+        ' `kind = "linear"`, `"ntk"`, `"llama3"` or `"yarn"` and `factor`; the last two with '
+        "`original_length` and, where they are not the usual ones, `slow`, `fast` and, of yarn, "
+        "`temperature` (`headloom.RotaryScaling`)",
     )
-    max_length: int = Field(
-        1024, ge=1, le=10_000_000, description='where `"learned"` positions end, in tokens'
-    )
+    max_length: int = key(1024, 'where `"learned"` positions end, in tokens', ge=1, le=10_000_000)
 
 
 class TransformerConfig(_TextSection):
     """An encoder-decoder, or a language model: which of them, the task says."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: int = Field(
-        3, ge=0, le=1_000, description="a language model has decoder layers only"
-    )
-    decoder_layers: Layers = Field(3, description="layers of the decoder")
-    tied: bool = Field(True, description="source, target and output share one embedding")
+    encoder_layers: int = key(3, "a language model has decoder layers only", ge=0, le=1_000)
+    decoder_layers: Layers = key(3, "layers of the decoder")
+    tied: bool = key(True, "source, target and output share one embedding")
 
     def architecture(self) -> Architecture:
         """See _BlocksSection.architecture."""
@@ -175,14 +173,10 @@ class ClassifierConfig(_TextSection):
     kind: Literal["classifier"] = "classifier"
     width: Size = 128
     feed_forward: Size = 256
-    layers: Layers = Field(2, description="layers of the encoder")
+    layers: Layers = key(2, "layers of the encoder")
     dropout: Share = 0.3
-    pooling: PoolingKind = Field(
-        "mean", description='of the outputs of all positions; or `"first"`, `"max"`'
-    )
-    weights: WeightsKind = Field(
-        "learned", description='or `"uniform"`: the baseline without attention'
-    )
+    pooling: PoolingKind = key("mean", 'of the outputs of all positions; or `"first"`, `"max"`')
+    weights: WeightsKind = key("learned", 'or `"uniform"`: the baseline without attention')
 
     def architecture(self) -> Architecture:
         """See _BlocksSection.architecture."""
@@ -196,19 +190,15 @@ class VisionTransformerConfig(_BlocksSection):
     kind: Literal["vision-transformer"] = "vision-transformer"
     width: Size = 64
     feed_forward: Size = 128
-    layers: Layers = Field(4, description="layers of the encoder")
-    activation: ActivationKind = Field(
-        "gelu", description='or `"relu"`, `"gelu-tanh"` (GPT-2\'s approximation), `"silu"`'
+    layers: Layers = key(4, "layers of the encoder")
+    activation: ActivationKind = key(
+        "gelu", 'or `"relu"`, `"gelu-tanh"` (GPT-2\'s approximation), `"silu"`'
     )
-    positions: Literal["learned", "sinusoidal", "none"] = Field(
-        "learned", description='or `"sinusoidal"`, `"none"`'
+    positions: Literal["learned", "sinusoidal", "none"] = key(
+        "learned", 'or `"sinusoidal"`, `"none"`'
     )
-    patch: tuple[Pixels, Pixels] = Field(
-        (4, 4), description="rows and columns of a patch, in pixels"
-    )
-    read: ReadOut = Field(
-        "class token", description='what the class is read from; or `"mean"`, of all patches'
-    )
+    patch: tuple[Pixels, Pixels] = key((4, 4), "rows and columns of a patch, in pixels")
+    read: ReadOut = key("class token", 'what the class is read from; or `"mean"`, of all patches')
 
     def architecture(self) -> Architecture:
         """See _BlocksSection.architecture."""
@@ -220,26 +210,18 @@ class ConvolutionalConfig(ModelSection):
     """Convolutions of 3 x 3 on images, and SAGAN's attention block among them."""
 
     kind: Literal["convolutional"] = "convolutional"
-    channels: tuple[int, ...] = Field((16, 16, 16, 16), description="of each convolution of 3 x 3")
-    halved: tuple[int, ...] = Field(
-        (), description="after which of them, from 1, rows and columns are halved"
+    channels: tuple[int, ...] = key((16, 16, 16, 16), "of each convolution of 3 x 3")
+    halved: tuple[int, ...] = key((), "after which of them, from 1, rows and columns are halved")
+    attention: int = key(4, "after which of them the block of attention stands; 0: nowhere", ge=0)
+    inner_channels: int | None = key(None, "of queries and keys; none: an eighth", ge=1)
+    value_channels: int | None = key(None, "of values; none: as queries and keys", ge=1)
+    pooled: bool = key(False, "whether keys and values are maxima of 2 x 2 places")
+    spectral_norm: bool = key(
+        True, "the block's matrices are divided by their largest singular value"
     )
-    attention: int = Field(
-        4, ge=0, description="after which of them the block of attention stands; 0: nowhere"
-    )
-    inner_channels: int | None = Field(
-        None, ge=1, description="of queries and keys; none: an eighth"
-    )
-    value_channels: int | None = Field(
-        None, ge=1, description="of values; none: as queries and keys"
-    )
-    pooled: bool = Field(False, description="whether keys and values are maxima of 2 x 2 places")
-    spectral_norm: bool = Field(
-        True, description="the block's matrices are divided by their largest singular value"
-    )
-    batch_norm: bool = Field(True, description="after each convolution")
-    region: tuple[int, int, int, int] | None = Field(
-        None, description="first row, first column, rows and columns that the class is read from"
+    batch_norm: bool = key(True, "after each convolution")
+    region: tuple[int, int, int, int] | None = key(
+        None, "first row, first column, rows and columns that the class is read from"
     )
 
     @model_validator(mode="after")
@@ -253,32 +235,26 @@ class GraphConfig(ModelSection):
     """A graph attention network; see headloom.models.graph_attention."""
 
     kind: Literal["graph"] = "graph"
-    width: Size = Field(64, description="of all heads of a hidden layer together")
-    heads: Size = Field(8, description="of a hidden layer")
-    output_heads: Size = Field(1, description="of the last layer, whose scores are averaged")
-    layers: Layers = Field(2, description="the last one too")
-    version: Literal[1, 2] = Field(1, description="of the score: 1 is GAT, 2 is GATv2")
-    dropout: Share = Field(0.6, description="of what enters a layer")
-    attention_dropout: Share = Field(0.6, description="of the normalised weights")
-    residual: bool = Field(
-        False,
-        description="whether what enters a hidden layer between two others is added to what it "
-        "gives",
+    width: Size = key(64, "of all heads of a hidden layer together")
+    heads: Size = key(8, "of a hidden layer")
+    output_heads: Size = key(1, "of the last layer, whose scores are averaged")
+    layers: Layers = key(2, "the last one too")
+    version: Literal[1, 2] = key(1, "of the score: 1 is GAT, 2 is GATv2")
+    dropout: Share = key(0.6, "of what enters a layer")
+    attention_dropout: Share = key(0.6, "of the normalised weights")
+    residual: bool = key(
+        False, "whether what enters a hidden layer between two others is added to what it gives"
     )
-    weights: WeightsKind = Field(
-        "learned", description='or `"uniform"`: the baseline without attention'
-    )
+    weights: WeightsKind = key("learned", 'or `"uniform"`: the baseline without attention')
 
 
 class PretrainedConfig(ModelSection):
     """A model of Transformers that is trained further; its folder says how large it is."""
 
     kind: Literal["pretrained"] = "pretrained"
-    folder: str = Field(description="with config.json, model.safetensors and tokenizer.json")
-    dropout: Share | None = Field(None, description="of what layers give; none: the folder's")
-    attention_dropout: Share | None = Field(
-        None, description="of the attention weights; none: the folder's"
-    )
+    folder: str = key(..., "with config.json, model.safetensors and tokenizer.json")
+    dropout: Share | None = key(None, "of what layers give; none: the folder's")
+    attention_dropout: Share | None = key(None, "of the attention weights; none: the folder's")
 
 
 #: What a section [model] may be.

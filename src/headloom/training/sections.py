@@ -16,6 +16,7 @@ from headloom.training.model_sections import (
     Section,
     TransformerConfig,
     VisionTransformerConfig,
+    key,
 )
 
 #: Tokens: byte-pair encoding needs 300, and makes room for all before the first is learned.
@@ -45,17 +46,14 @@ class DatesConfig(TaskSection):
     """
 
     kind: Literal["dates"] = "dates"
-    train_examples: int = Field(
-        60_000, ge=1, le=10_000_000, description="pairs to learn from, drawn by the seed"
+    train_examples: int = key(60_000, "pairs to learn from, drawn by the seed", ge=1, le=10_000_000)
+    test_examples: int = key(
+        1_000, "pairs for validation, and as many for the test", ge=1, le=10_000_000
     )
-    test_examples: int = Field(
-        1_000, ge=1, le=10_000_000, description="pairs for validation, and as many for the test"
+    first_year: int = key(1950, "of the dates", ge=1, le=9998)
+    last_year: int = key(
+        2049, "at most 100 years, since many locales write two digits", ge=1, le=9998
     )
-    first_year: int = Field(1950, ge=1, le=9998, description="of the dates")
-    last_year: int = Field(
-        2049, ge=1, le=9998,
-        description="at most 100 years, since many locales write two digits",
-    )  # fmt: skip
 
 
 #: Two line-aligned files, or one of pairs, which may stand without its brackets.
@@ -72,33 +70,27 @@ class TranslationConfig(TaskSection):
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
     place: ClassVar[str | None] = "folder"
-    folder: str = Field(".", description="where the files are")
-    train: _PairFiles = Field(
-        description="two line-aligned files, or one of CSV, TSV, Parquet or JSON lines"
+    folder: str = key(".", "where the files are")
+    train: _PairFiles = key(
+        ..., "two line-aligned files, or one of CSV, TSV, Parquet or JSON lines"
     )
-    valid: _PairFiles | None = Field(
-        None, description="likewise; none: drawn from `train`, see `valid_share`"
+    valid: _PairFiles | None = key(None, "likewise; none: drawn from `train`, see `valid_share`")
+    test: _PairFiles | None = key(None, "likewise")
+    source: str | None = key(None, "the column of the sources; none: by its name, else the first")
+    target: str | None = key(None, "the column of the targets; none: by its name, else the second")
+    valid_share: float = key(
+        0.1, "of `train` that is drawn where `valid` is left out", gt=0, lt=0.5
     )
-    test: _PairFiles | None = Field(None, description="likewise")
-    source: str | None = Field(
-        None, description="the column of the sources; none: by its name, else the first"
+    split_seed: _Seed = key(1, "of what is drawn")
+    vocabulary: _Pieces = key(8_000, "tokens of the shared byte-level BPE")
+    max_length: int = key(256, "tokens: training pairs with a longer side are left out", ge=1)
+    length_penalty: float = key(
+        1.0,
+        "translations are ranked by log-probability / length^penalty (Wu et al. 2016, without "
+        "their constant); choose it on the validation data",
+        ge=0,
+        le=10,
     )
-    target: str | None = Field(
-        None, description="the column of the targets; none: by its name, else the second"
-    )
-    valid_share: float = Field(
-        0.1, gt=0, lt=0.5, description="of `train` that is drawn where `valid` is left out"
-    )
-    split_seed: _Seed = Field(1, description="of what is drawn")
-    vocabulary: _Pieces = Field(8_000, description="tokens of the shared byte-level BPE")
-    max_length: int = Field(
-        256, ge=1, description="tokens: training pairs with a longer side are left out"
-    )
-    length_penalty: float = Field(
-        1.0, ge=0, le=10,
-        description="translations are ranked by log-probability / length^penalty (Wu et al. 2016, "
-        "without their constant); choose it on the validation data",
-    )  # fmt: skip
 
 
 class LanguageConfig(TaskSection):
@@ -107,21 +99,18 @@ class LanguageConfig(TaskSection):
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["language"]
     place: ClassVar[str | None] = "file"
-    file: str = Field(
-        description="a text; or CSV, TSV, Parquet or JSON lines, whose rows are joined by line ends"
+    file: str = key(
+        ..., "a text; or CSV, TSV, Parquet or JSON lines, whose rows are joined by line ends"
     )
-    text: str | None = Field(
-        None, description="the column of the texts; none: by its name, else the first"
+    text: str | None = key(None, "the column of the texts; none: by its name, else the first")
+    valid_share: float = key(0.1, "of the text: the end, held out", gt=0, lt=1)
+    tokens: Literal["characters", "pieces", "words"] = key(
+        "characters", 'or `"pieces"` (byte-level BPE), `"words"`'
     )
-    valid_share: float = Field(0.1, gt=0, lt=1, description="of the text: the end, held out")
-    tokens: Literal["characters", "pieces", "words"] = Field(
-        "characters", description='or `"pieces"` (byte-level BPE), `"words"`'
+    vocabulary: _Pieces = key(4_000, "tokens at most, of pieces and words")
+    block: int | None = key(
+        None, "tokens of a window; none: 128, fewer where the held-out text has fewer", ge=2
     )
-    vocabulary: _Pieces = Field(4_000, description="tokens at most, of pieces and words")
-    block: int | None = Field(
-        None, ge=2,
-        description="tokens of a window; none: 128, fewer where the held-out text has fewer",
-    )  # fmt: skip
 
 
 class RepeatsConfig(TaskSection):
@@ -132,31 +121,23 @@ class RepeatsConfig(TaskSection):
     """
 
     kind: Literal["repeats"]
-    symbols: int = Field(62, ge=2, le=62, description="letters and digits")
-    shortest: int = Field(10, ge=2, description="part")
-    longest: int = Field(
-        30, ge=2, description="part; lengths vary, so that no fixed distance leads back"
-    )
+    symbols: int = key(62, "letters and digits", ge=2, le=62)
+    shortest: int = key(10, "part", ge=2)
+    longest: int = key(30, "part; lengths vary, so that no fixed distance leads back", ge=2)
 
 
 class _LabelledSection(TaskSection):
     """Keys that tasks share whose examples are each of one class."""
 
     place: ClassVar[str | None] = "folder"
-    folder: str = Field(".", description="where the files are")
-    valid: str | None = Field(
-        None, description="as `train`; none: drawn from `train`, see `valid_share`"
+    folder: str = key(".", "where the files are")
+    valid: str | None = key(None, "as `train`; none: drawn from `train`, see `valid_share`")
+    test: str | None = key(None, "as `train`; none: drawn from `train`, see `test_share`")
+    valid_share: float = key(
+        0.1, "of each class of `train`, where `valid` is left out", gt=0, lt=0.5
     )
-    test: str | None = Field(
-        None, description="as `train`; none: drawn from `train`, see `test_share`"
-    )
-    valid_share: float = Field(
-        0.1, gt=0, lt=0.5, description="of each class of `train`, where `valid` is left out"
-    )
-    test_share: float = Field(
-        0.1, ge=0, lt=0.5, description="likewise of the test; 0: there is none"
-    )
-    split_seed: _Seed = Field(1, description="of what is drawn")
+    test_share: float = key(0.1, "likewise of the test; 0: there is none", ge=0, lt=0.5)
+    split_seed: _Seed = key(1, "of what is drawn")
 
 
 class LabelsConfig(_LabelledSection):
@@ -164,21 +145,18 @@ class LabelsConfig(_LabelledSection):
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig, PretrainedConfig)
     kind: Literal["labels"]
-    train: str = Field(
-        description="CSV, TSV, Parquet or JSON lines; or lines of label TAB text; or a folder with "
-        "a folder of .txt files for each class"
+    train: str = key(
+        ...,
+        "CSV, TSV, Parquet or JSON lines; or lines of label TAB text; or a folder with a folder "
+        "of .txt files for each class",
     )
-    text: str | None = Field(
-        None, description="the column of the texts; none: by its name, else the first"
+    text: str | None = key(None, "the column of the texts; none: by its name, else the first")
+    label: str | None = key(None, "the column of the labels; none: by its name, else the second")
+    tokens: Literal["words", "pieces", "characters"] = key(
+        "words", 'or `"pieces"` (byte-level BPE), `"characters"`'
     )
-    label: str | None = Field(
-        None, description="the column of the labels; none: by its name, else the second"
-    )
-    tokens: Literal["words", "pieces", "characters"] = Field(
-        "words", description='or `"pieces"` (byte-level BPE), `"characters"`'
-    )
-    vocabulary: _Pieces = Field(10_000, description="tokens at most, of words and pieces")
-    max_length: int = Field(512, ge=2, description="tokens of a text that are read")
+    vocabulary: _Pieces = key(10_000, "tokens at most, of words and pieces")
+    max_length: int = key(512, "tokens of a text that are read", ge=2)
 
 
 class NodesConfig(TaskSection):
@@ -188,12 +166,12 @@ class NodesConfig(TaskSection):
     divisible: ClassVar[bool] = False
     kind: Literal["nodes"]
     place: ClassVar[str | None] = "graph"
-    graph: str = Field(description="an .npz file")
-    setting: Literal["transductive", "inductive"] = Field(
-        "transductive", description='or `"inductive"`: the other nodes come with validation'
+    graph: str = key(..., "an .npz file")
+    setting: Literal["transductive", "inductive"] = key(
+        "transductive", 'or `"inductive"`: the other nodes come with validation'
     )
-    normalise: bool = Field(True, description="each node's features sum to 1")
-    undirected: bool = Field(False, description="every edge in both directions")
+    normalise: bool = key(True, "each node's features sum to 1")
+    undirected: bool = key(False, "every edge in both directions")
 
 
 class ImagesConfig(_LabelledSection):
@@ -204,16 +182,13 @@ class ImagesConfig(_LabelledSection):
         ConvolutionalConfig,
     )
     kind: Literal["images"]
-    train: str = Field(
-        description="an .npz file with `images` and `labels`, or a folder with a folder of PNG or "
-        "JPEG files for each class"
+    train: str = key(
+        ...,
+        "an .npz file with `images` and `labels`, or a folder with a folder of PNG or JPEG files "
+        "for each class",
     )
-    colour: bool | None = Field(
-        None, description="whether images have red, green and blue; none: as they are"
-    )
-    size: tuple[Pixels, Pixels] | None = Field(
-        None, description="rows and columns that files are scaled to"
-    )
+    colour: bool | None = key(None, "whether images have red, green and blue; none: as they are")
+    size: tuple[Pixels, Pixels] | None = key(None, "rows and columns that files are scaled to")
 
 
 #: What a section [task] may be.
