@@ -227,14 +227,17 @@ def test_keywords_find_their_section(
     ("settings", "message"),
     [
         ({"lerning_rate": 1}, r"did you mean learning_rate \(training\.peak_learning_rate\)"),
-        ({"max_length": 9}, r"a key of task and of model\. Say task={\.\.\., 'max_length': 9} or"),
+        (
+            {"max_length": 9},
+            r"it is a key of task and of model\. Say task={\.\.\., 'max_length': 9} or",
+        ),
         ({"batch_size": 9}, "Give that, as batch_tokens=2048"),
         (
             {"steps": 1, "max_steps": 2},
             "max_steps is max_steps, which is there already|steps is max",
         ),
-        ({"minutes": "soon"}, "expected a number of minutes"),
-        ({"zzz": 9}, r"\[task\] has kind, folder"),
+        ({"minutes": "soon"}, "expected a number of minutes, or"),
+        ({"zzz": 9}, "no such key; there are model.activation, "),
     ],
 )
 def test_keywords_that_no_section_has(settings: JsonObject, message: str) -> None:

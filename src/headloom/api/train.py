@@ -140,6 +140,8 @@ class _Plan:
         """The first folder that is free, or holds this training; of data in files the first."""
         if not self.in_memory:
             return first
+        if "RANK" in os.environ:
+            raise InputError("train: several processes need one folder. Name it as run=.")
         folders = (first if n == 1 else first.with_name(f"{first.name}-{n}") for n in count(1))
         return next(folder for folder in folders if is_free(folder) or self._is_in(folder))
 

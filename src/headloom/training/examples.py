@@ -189,7 +189,9 @@ def _is_column(value: object) -> bool:
 
 
 def values_of(column: Any) -> list[object]:
-    """The values of a list, an array, a Series or a column of a table."""
+    """The values of a list, an array, a Series or a column of a table; images stay arrays."""
+    if getattr(column, "ndim", 0) >= 3:
+        return column  # type: ignore[no-any-return]
     for name in ("to_list", "to_pylist", "tolist"):
         if hasattr(column, name):
             return list(getattr(column, name)())

@@ -28,7 +28,6 @@ from headloom.training.examples import (
     file_columns,
     matched,
     read_columns,
-    values_of,
 )
 
 #: What the parts of data are called.
@@ -59,10 +58,8 @@ class Gathered:
         """The keys of [task], with what is written in this folder."""
         if not self.files:
             return self.settings
-        if "folder" in self.settings:
-            return {**self.settings, "folder": str(folder)}
-        return {name: str(folder / str(file)) if name in ("file", "graph") else file
-                for name, file in self.settings.items()}  # fmt: skip
+        place = next(key for key in ("folder", "file", "graph") if key in self.settings)
+        return {**self.settings, place: str(folder / self.settings[place])}
 
     def write(self, folder: Path) -> None:
         """Write what is in memory."""
@@ -109,12 +106,10 @@ def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> G
         return _of_texts({"train": [data]}, [])
     if hasattr(data, "edge_index"):
         return _of_graph(data)
-    images = {name: arrays for name, part in parts.items() if (arrays := _arrays(part))}
-    if images:
-        return _of_images(images)
     columns = {name: as_columns(part) for name, part in parts.items()}
-    if _has_images(columns["train"]):
-        return _of_images({name: _stacked(own) for name, own in columns.items()})
+    for name, values in columns["train"].items():
+        if len(values) and (hasattr(values[0], "getbands") or getattr(values[0], "ndim", 0) >= 2):
+            return _of_images(columns, name)
     kind = kind or _kind_of(columns["train"], roles)
     if kind not in ("translation", "labels", "language"):
         raise InputError(f"task {kind!r}: not learned from columns of texts. Leave data out.")
@@ -135,12 +130,9 @@ def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> G
         ).encode()
         for name, part in texts.items()
     }
-    settings = {
-        "folder": "",
-        **({n: [f] for n, f in names.items()} if kind == "translation" else names),
-    }
-    usual = _of_ids(numbers) if kind == "labels" else {}
-    return Gathered(kind, settings, usual, written)
+    if kind == "labels":
+        return Gathered(kind, {"folder": "", **names}, _of_ids(numbers), written)
+    return Gathered(kind, {"folder": "", **{n: [f] for n, f in names.items()}}, {}, written)
 
 
 def _of_ids(texts: Sequence[Sequence[str]]) -> JsonObject:
@@ -176,50 +168,26 @@ def _of_graph(data: Any) -> Gathered:
     return Gathered("nodes", {"graph": "graph.npz"}, {}, {"graph.npz": _npz(**arrays)})
 
 
-def _of_images(parts: Mapping[str, tuple[Any, Any]]) -> Gathered:
+def _of_images(parts: Mapping[str, Columns], image: str) -> Gathered:
     written = {}
-    for name, (images, labels) in parts.items():
-        pixels, classes = np.asarray(images), np.array([*map(as_text, values_of(labels))])
+    for name, columns in parts.items():
+        label = matched(columns, {"image": image, "label": None}, f"data, {name}")["label"]
+        pictures = [np.asarray(value) for value in columns[image]]
+        if len({picture.shape for picture in pictures}) != 1:
+            raise InputError(f"data, {name}: images of different sizes; a model reads one.")
+        pixels, labels = np.stack(pictures), np.array([*map(as_text, columns[label])])
         if pixels.ndim == 4 and pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3):
             pixels = np.moveaxis(pixels, 1, -1)  # as torch has them
-        low, high = (float(edge(initial=0)) for edge in (pixels.min, pixels.max))
-        if low >= 0 and high < 256 and (pixels == np.rint(pixels)).all() and high > 1:
+        low, high = float(pixels.min()), float(pixels.max())
+        if low >= 0 and 1 < high < 256 and (pixels == np.rint(pixels)).all():
             pixels = pixels.astype(np.uint8)
         elif pixels.dtype.kind != "f" or not 0 <= low <= high <= 1:
             raise InputError(
                 f"data, {name}: images are {pixels.dtype} from {low:g} to {high:g}; expected whole "
                 "numbers below 256, or floats from 0 to 1. Divide by the largest that there can be."
             )
-        written[f"{name}.npz"] = _npz(images=pixels, labels=classes)
+        written[f"{name}.npz"] = _npz(images=pixels, labels=labels)
     return Gathered("images", {"folder": "", **{n: f"{n}.npz" for n in parts}}, {}, written)
-
-
-def _arrays(part: object) -> tuple[Any, Any] | None:
-    """Images and labels, of a tuple or a dict of arrays."""
-    pair: tuple[Any, ...] = part if isinstance(part, tuple) else ()
-    if isinstance(part, Mapping):
-        lower = {str(name).lower(): name for name in part}
-        keys = [next((lower[n] for n in NAMES[r] if n in lower), None) for r in ROLES["images"]]
-        pair = tuple(part[key] for key in keys) if None not in keys else ()
-    return (pair[0], pair[1]) if len(pair) == 2 and getattr(pair[0], "ndim", 0) >= 3 else None
-
-
-def _is_image(value: object) -> bool:
-    return hasattr(value, "getbands") or getattr(value, "ndim", 0) >= 2
-
-
-def _has_images(columns: Columns) -> bool:
-    return any(values and _is_image(values[0]) for values in columns.values())
-
-
-def _stacked(columns: Columns) -> tuple[Any, Any]:
-    """Images and labels, of columns of pictures or arrays, and of classes."""
-    image = next(name for name, values in columns.items() if values and _is_image(values[0]))
-    label = matched(columns, {"image": image, "label": None}, "data")["label"]
-    pictures = [np.asarray(value) for value in columns[image]]
-    if len({picture.shape for picture in pictures}) > 1:
-        raise InputError("data: images of different sizes; a model reads one. Scale them.")
-    return np.stack(pictures), [as_text(value) for value in columns[label]]
 
 
 def _few(values: Sequence[object]) -> bool:
@@ -251,13 +219,12 @@ def _kind_of(columns: Columns, roles: Mapping[str, str | None]) -> str:
 def _told_apart(columns: Columns) -> dict[str, str | None]:
     """The columns of texts and labels: where no name says it, few different values are labels."""
     names = {name.lower() for name in columns}
-    first, *others = columns
-    if len(others) == 1 and not names & {*NAMES["text"], *NAMES["label"]}:
-        swapped = _few(columns[first]) and not _few(columns[others[0]])
-        return (
-            {"text": others[0], "label": first} if swapped else {"text": first, "label": others[0]}
-        )
-    return {"text": None, "label": None}
+    if len(columns) != 2 or names & {*NAMES["text"], *NAMES["label"]}:
+        return {"text": None, "label": None}
+    text, label = columns
+    if _few(columns[text]) and not _few(columns[label]):
+        text, label = label, text
+    return {"text": text, "label": label}
 
 
 def _files(part: object) -> list[Path]:

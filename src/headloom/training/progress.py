@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 
 from rich.console import Console
@@ -70,32 +71,16 @@ class Callbacks(Callback):
                     f"callbacks: {each!r}; expected a function of a report (a dict), or an object "
                     "of a subclass of headloom.Callback."
                 )
-        self._all = [each for each in callbacks if isinstance(each, Callback)]
-        self._functions = [each for each in callbacks if not isinstance(each, Callback)]
+        self._all = callbacks
+        for name in ("started", "stepped", "validated", "reported"):
+            setattr(self, name, partial(self._tell, name))
 
-    def started(
-        self, task: Task, model: nn.Module, position: Position, settings: TrainingConfig
-    ) -> None:
-        """See Callback."""
+    def _tell(self, name: str, *values: object) -> None:
         for each in self._all:
-            each.started(task, model, position, settings)
-
-    def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """See Callback."""
-        for each in self._all:
-            each.stepped(position, loss, rate)
-
-    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """See Callback."""
-        for each in self._all:
-            each.validated(position, report, better)
-
-    def reported(self, report: JsonObject) -> None:
-        """See Callback."""
-        for each in self._all:
-            each.reported(report)
-        for function in self._functions:
-            function(report)
+            if isinstance(each, Callback):
+                getattr(each, name)(*values)
+            elif name == "reported":
+                each(*values)  # type: ignore[arg-type]
 
 
 def _attention_of(model: nn.Module) -> str:
