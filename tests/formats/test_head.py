@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -48,8 +49,13 @@ def test_a_place_that_is_none_says_what_there_is(trace: Trace) -> None:
     ):
         with pytest.raises(headloom.InputError, match=message):
             trace[place]
-    with pytest.raises(AttributeError, match=r"Head has no to_frame; use to_pandas\(\)"):
-        _ = trace[0, 0].to_frame
+    for what, name, remedy in (
+        (trace[0, 0], "to_frame", "to_pandas()"), (trace[0], "weights", "layer[head].weights"),
+        (trace, "attentions", "weights(layer, head)"), (headloom.causal(), "shape", "dense(queries"),
+        (trace[0].graph, "sum", 'keep="all"'), (trace[0].graph, "edges", "to_networkx(head)"),
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match=rf"has no {name}; use .*{re.escape(remedy)}"):
+            getattr(what, name)
 
 
 def test_a_head_is_its_weights_with_tokens(pair_trace: Trace) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, overload
 
-from headloom.errors import InputError
+from headloom.errors import Hints, InputError
 from headloom.formats.head import Head
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.drawn import Drawn
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 
 
-class Trace(Drawn, TraceData):
+class Trace(Drawn, Hints, TraceData):
     """Tokens and layers of one input through one model, with its analyses and its views.
 
     The fields are those of `headloom.formats.trace.TraceData`: ``sequences``, ``layers``,
@@ -53,6 +53,12 @@ class Trace(Drawn, TraceData):
         if not isinstance(data, TraceData):
             raise InputError(f"Trace.of: {type(data).__name__}; expected a trace.")
         return cls(**{name: getattr(data, name) for name in data.__dataclass_fields__})
+
+    _elsewhere: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("attentions", "attention", "matrix"), "weights(layer, head)"),
+        **dict.fromkeys(("to_frame", "to_dataframe", "df"), "to_pandas(), or trace[layer, head]"),
+        **dict.fromkeys(("show", "draw", "heatmap"), "plot() or view()"),
+    }
 
     @overload
     def __getitem__(self, place: int | str) -> TraceLayer: ...

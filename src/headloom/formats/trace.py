@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError, optional_package
+from headloom.errors import Hints, InputError, optional_package
 from headloom.formats.files import JsonMapping
 from headloom.formats.head import Head
 from headloom.formats.layer_data import Digests, LayerData, StoredLayer
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class TraceLayer(Drawn):
+class TraceLayer(Drawn, Hints):
     """One attention call of a model.
 
         name           its path in the model
@@ -59,6 +59,10 @@ class TraceLayer(Drawn):
 
     What lies on disk is read when it is first asked for.
     """
+
+    _elsewhere: ClassVar[dict[str, str]] = {
+        name: f"layer[head].{name}" for name in ("weights", "to_pandas", "to_networkx", "exact")
+    } | dict.fromkeys(("attention", "attentions", "dense", "numpy"), "layer[head].weights")
 
     name: str
     kind: str

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError
+from headloom.errors import Hints, InputError
 from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.parts import changed
 from headloom.mechanism.shapes import describe, in_words, place_of, whole_number
@@ -98,7 +98,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionGraph(Drawn):
+class AttentionGraph(Drawn, Hints):
     """The kept edges and the rows of one attention call.
 
     A weighted, directed graph: an edge leads from a query (row) to a key (column) that it looks
@@ -128,6 +128,14 @@ class AttentionGraph(Drawn):
         received_most           (heads, keys): the largest weight that a query has on it, max_i w_ij
         received_last           (heads, keys): the sum over the last queries alone
     """
+
+    _elsewhere: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("sum", "mean", "max", "argmax", "numpy", "allclose", "to_dense", "ndim", "size"),
+            'dense(), or headloom.attend(..., keep="all") for the weights as a tensor',
+        ),
+        **dict.fromkeys(("nodes", "edges", "neighbors"), "to_networkx(head)"),
+    }
 
     keys: Tensor
     scores: Tensor

@@ -16,14 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headloom.errors import InputError, ShapeError
+from headloom.errors import Hints, InputError, ShapeError
 from headloom.mechanism.shapes import describe, in_words, real_tensor
 
 #: Cells of a mask that are looked at together.
 BLOCK_CELLS = 2**24
 
 
-class Mask(ABC):
+class Mask(ABC, Hints):
     """A rule that says which keys a query may look at.
 
     Rules combine: ``a & b`` may look where both allow it, ``a | b`` where one does, ``~a`` where a
@@ -40,6 +40,9 @@ class Mask(ABC):
             [0, 1, 0]], dtype=torch.int32)
     """
 
+    _elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("shape", "numpy", "float", "bool", "to", "logical_not"), "dense(queries, keys), a tensor"
+    )
     #: Whether it may differ from head to head.
     by_head: ClassVar[bool] = True
     #: NumPy leaves ``array & mask`` to the mask, which says what it takes.
