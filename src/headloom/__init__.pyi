@@ -45,9 +45,9 @@ from .errors import InputError as InputError
 from .errors import ShapeError as ShapeError
 from .errors import VerificationError as VerificationError
 from .formats.head import Head as Head
+from .formats.head import TraceLayer as TraceLayer
 from .formats.history import History as History
 from .formats.pharaoh import read_pharaoh as read_pharaoh
-from .formats.trace import TraceLayer as TraceLayer
 from .mechanism.adjacency import neighbours as neighbours
 from .mechanism.function import attend as attend
 from .mechanism.function import attention as attention

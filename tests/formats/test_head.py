@@ -41,9 +41,9 @@ def test_layers_and_heads_are_indexed(trace: Trace) -> None:
 def test_a_place_that_is_none_says_what_there_is(trace: Trace) -> None:
     for place, message in (
         (9, "no layer 9; the trace has layers 0 to 2"),
-        (("cross", 1), 'no layer cross 1; it has "encoder" 0 to 0, .*such as .encoder.0.attention'),
-        ("decoder.0", "no layer decoder.0; it has"),
-        ("nowhere", "no layer nowhere; it has"),
+        (("cross", 1), 'no layer cross 1; it has "encoder" 0 to 0, "decoder" 0 to 0, "cross"'),
+        ("decoder.0", "layer decoder.0: no such layer; the trace has layers 0 to 2"),
+        ("nowhere", "layer nowhere: no such layer; the trace has layers 0 to 2"),
         ((0, 9), "no head 9; the layer has heads 0 to"),
         ((0, 1, 2), r"trace\[5, 2\]\[:10, :10\]"),
     ):
@@ -51,7 +51,8 @@ def test_a_place_that_is_none_says_what_there_is(trace: Trace) -> None:
             trace[place]
     for what, name, remedy in (
         (trace[0, 0], "to_frame", "to_pandas()"), (trace[0], "weights", "layer[head].weights"),
-        (trace, "attentions", "weights(layer, head)"), (headloom.causal(), "shape", "dense(queries"),
+        (trace, "attentions", "weights(layer, head)"),
+        (headloom.causal(), "shape", "dense(queries, keys)"),
         (trace[0].graph, "sum", 'keep="all"'), (trace[0].graph, "edges", "to_networkx(head)"),
     ):  # fmt: skip
         with pytest.raises(AttributeError, match=rf"has no {name}; use .*{re.escape(remedy)}"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self
 
 from headloom.errors import Hints, InputError
 from headloom.formats.head import Head
@@ -60,15 +60,7 @@ class Trace(Drawn, Hints, TraceData):
         **dict.fromkeys(("show", "draw", "heatmap"), "plot() or view()"),
     }
 
-    @overload
-    def __getitem__(self, place: int | str) -> TraceLayer: ...
-    @overload
-    def __getitem__(self, place: tuple[int, int]) -> Head: ...
-    @overload
-    def __getitem__(self, place: tuple[str, int]) -> TraceLayer | Head: ...
-    @overload
-    def __getitem__(self, place: tuple[str, int, int]) -> Head: ...
-    def __getitem__(self, place: Any) -> TraceLayer | Head:
+    def __getitem__(self, place: Any) -> Any:
         """A layer: ``trace[5]``, ``trace["cross", 1]``, ``trace["encoder.layer.0"]``; or a head of
         one: ``trace[5, 2]``, ``trace["cross", 1, 2]``. See `layer`.
 

@@ -4,244 +4,45 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor
 
-from headloom.errors import Hints, InputError, optional_package
+from headloom.errors import InputError, optional_package
 from headloom.formats.files import JsonMapping
-from headloom.formats.head import Head
-from headloom.formats.layer_data import Digests, LayerData, StoredLayer
+from headloom.formats.head import TraceLayer as TraceLayer
+from headloom.formats.layer_data import Digests, StoredLayer
 from headloom.formats.layer_data import LayerInMemory as LayerInMemory
-from headloom.formats.terms import Terms
 from headloom.formats.tokens import Tokens, visible
 from headloom.formats.traced_images import TracedImage
 from headloom.formats.verification import in_words
-from headloom.mechanism.drawn import Drawn
-from headloom.mechanism.graph import AttentionGraph
-from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import place_of
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True, eq=False)
-class TraceLayer(Drawn, Hints):
-    """One attention call of a model.
-
-        name           its path in the model
-        kind           "encoder" (a sequence looks at itself), "decoder" (likewise, never ahead)
-                       or "cross" (the target looks at the source)
-        index          its place among the layers of its kind, from 0
-        shape          (heads, queries, keys)
-        queries_from   the sequence its queries are made from: "tokens", "source" or "target"
-        keys_from      the sequence its keys are made from
-        query_tokens   a token for each row of the weight matrix
-        key_tokens     a token for each column
-        scale          the factor on the scores
-        positions      relative positions: "none", "shaw", "alibi", "rotary" or "bias" (added to
-                       the scores, as by T5). With "shaw", "alibi" and "bias", scores are more
-                       than scale * queries . keys
-        mask           "all", "causal", "window" or "ranges" (of keys side by side, one for each
-                       query) where the rule is known, else None
-        softcap        c, where scores are c tanh(scale * queries . keys / c), else None
-        deviation      how far, on a sample of rows, what was caught is from what the model's own
-                       attention gives: the largest difference of outputs and weights. None: not
-                       measured
-
-    What lies on disk is read when it is first asked for.
-    """
-
-    _elsewhere: ClassVar[dict[str, str]] = {
-        name: f"layer[head].{name}" for name in ("weights", "to_pandas", "to_networkx", "exact")
-    } | dict.fromkeys(("attention", "attentions", "dense", "numpy"), "layer[head].weights")
-
-    name: str
-    kind: str
-    index: int
-    shape: tuple[int, int, int]
-    queries_from: str
-    keys_from: str
-    query_tokens: list[str]
-    key_tokens: list[str]
-    scale: float
-    data: LayerData = field(repr=False)
-    positions: str = "none"
-    mask: str | None = None
-    softcap: float | None = None
-    deviation: float | None = None
-
-    @property
-    def heads(self) -> int:
-        """How many heads it has."""
-        return self.shape[0]
-
-    @property
-    def one_sequence(self) -> bool:
-        """Whether its sequence looks at itself: queries and keys are the same tokens."""
-        return self.queries_from == self.keys_from and self.shape[1] == self.shape[2]
-
-    @cached_property
-    def graph(self) -> AttentionGraph:
-        """The attention graph of the layer."""
-        return self.data.graph
-
-    @cached_property
-    def _queries_keys(self) -> tuple[Tensor, Tensor] | None:
-        return self.data.queries_keys
-
-    @property
-    def queries(self) -> Tensor | None:
-        """The queries as they were scored, (heads, queries, depth), where they were kept."""
-        return None if self._queries_keys is None else self._queries_keys[0]
-
-    @property
-    def keys(self) -> Tensor | None:
-        """The keys as they were scored, (kv_heads, keys, depth), where they were kept."""
-        return None if self._queries_keys is None else self._queries_keys[1]
-
-    @cached_property
-    def terms(self) -> Terms | None:
-        """What enters the weights besides queries and keys; None: it is not known."""
-        return self.data.terms
-
-    @cached_property
-    def value_norms(self) -> Tensor | None:
-        """The Euclidean norm of each value, |v_j|, (kv_heads, keys); None: they were not kept.
-
-        Head h reads the values of kv head ``h // (heads / kv_heads)``. ``w_ij |v_j|`` is how much
-        key j gives to the output of query i (Kobayashi et al. 2020, without the projection).
-        Values that relative positions add are not in it.
-        """
-        return self.data.value_norms
-
-    @cached_property
-    def matrix(self) -> AttentionMatrix | None:
-        """The whole weight matrix, exact, never formed; None: see `no_matrix`.
-
-        Any tile, ``matrix[head, i0:i1, j0:j1]``, is recomputed from queries, keys and the rows'
-        log-sum-exp; products, column sums and the rest as `headloom.AttentionMatrix` says. As exact
-        as the type that queries and keys are stored in: where that is half precision, scores are
-        rounded and the log-sum-exp is the model's, so that a row sums to 1 only about; see
-        `normalised_matrix`.
-        """
-        tensors = self._queries_keys
-        if tensors is None or self.no_matrix is not None:
-            return None
-        # Half precision is a matter of storage; scores are taken in float32.
-        queries, keys = (tensor.float() for tensor in tensors)
-        # Of the rows alone: a tile needs no edges to be read.
-        return self._operator(queries, keys, self.data.lse)
-
-    @cached_property
-    def normalised_matrix(self) -> AttentionMatrix | None:
-        """The weights of the queries and keys as they are stored; each row sums to 1, as a softmax.
-
-        `matrix`, but where queries and keys are stored in half precision: there each row has the
-        log-sum-exp of its own rounded scores, which takes one pass over queries and keys. What
-        follows paths through whole rows is taken from it: shares of these are at most 1.
-        """
-        matrix = self.matrix
-        if matrix is None or not self.half_precision:
-            return matrix
-        return self._operator(matrix.queries, matrix.keys, None)
-
-    @property
-    def half_precision(self) -> bool:
-        """Whether queries and keys were kept, in float16 or bfloat16."""
-        return self.queries is not None and self.queries.dtype in (torch.float16, torch.bfloat16)
-
-    def _operator(self, queries: Tensor, keys: Tensor, lse: Tensor | None) -> AttentionMatrix:
-        """The weights of queries and keys; lse: of each row, or None: its own."""
-        terms = self.terms
-        assert terms is not None
-        return AttentionMatrix(
-            queries,
-            keys,
-            mask=terms.mask,
-            bias=terms.bias,
-            relative=terms.relative,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=terms.sinks,
-            lse=lse,
-        )
-
-    @property
-    def no_matrix(self) -> str | None:
-        """Why the layer has no `matrix`; None: it has one."""
-        if self.terms is not None and self.terms.missing is not None:
-            return self.terms.missing
-        if self._queries_keys is None:
-            return "its queries and keys were not kept"
-        if self.terms is None:
-            return "what enters its scores besides queries and keys was not kept"
-        return None
-
-    def plot(
-        self,
-        head: int | None = None,
-        *,
-        ax: Axes | Figure | None = None,
-        width: float | None = None,
-        **imshow: Any,
-    ) -> Any:
-        """Draw the weights of a head, tokens on both axes; or all heads beside each other.
-
-        Rows are queries, columns keys; a colour is the square root of a weight, so that small ones
-        are seen. Exact where the layer has its queries and keys or every edge; else of the kept
-        edges, and the picture says what is missing.
-
-        Args:
-            head: which one; None: all.
-            ax: axes to draw into, or a figure to fill; None: a new figure, which a notebook and
-                ``pyplot.show()`` show.
-            width: of a new figure, in millimetres; its height follows.
-            imshow: options of `matplotlib.axes.Axes.imshow`, as cmap, vmax and norm.
-
-        Returns: the axes; of all heads an array of them.
-        Raises: InputError: no such head; matplotlib is not installed.
-        """
-        return self._plot("head_or_all", self, head, ax=ax, width=width, **imshow)
-
-    def __getitem__(self, head: int) -> Head:
-        """``layer[2]``: a head; -1 is the last one. Raises: InputError: there is no such head."""
-        return Head(self, place_of("layer", self.name, "head", head, self.heads))
-
-    def __len__(self) -> int:
-        """The number of heads."""
-        return self.heads
-
-    def __iter__(self) -> Iterator[Head]:
-        return (self[head] for head in range(self.heads))
-
-    def __repr__(self) -> str:
-        verified = "" if self.deviation is None else f", deviation={self.deviation:.1e}"
-        return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape}{verified})"
 
 
 def layer_number(trace: TraceData, name: str | int) -> int:
     """The number of the layer that somebody names: by 5, by 5 (cross 1), or by its path.
 
+    A path may end early, where it is that of a block with one attention layer.
+
     Raises: InputError: there is none, or the layer of that number is of another kind or index.
     """
-    labels = [f"{n} ({layer.kind} {layer.index})" for n, layer in enumerate(trace.layers)]
+    if not isinstance(name, str):
+        return place_of("trace", "trace", "layer", name, len(trace.layers))
+    name, labels = name.strip(), [f"{n} ({x.kind} {x.index})" for n, x in enumerate(trace.layers)]
     numbers: dict[str, int] = {}
     for number, label in enumerate(labels):
         numbers |= {str(number): number, label: number}
     for number, layer in enumerate(trace.layers):  # whose path can be a number, in a Sequential
         numbers.setdefault(layer.name, number)
-    name = str(name).strip()
-    if name in numbers:
-        return numbers[name]
+    inside = [n for n, layer in enumerate(trace.layers) if layer.name.startswith(f"{name}.")]
+    if name in numbers or len(inside) == 1:
+        return numbers.get(name, *inside[:1])
     is_now = f"the trace has layers 0 to {len(labels) - 1}. Give a number, or a path."
     place = numbers.get(name.partition(" (")[0])
     if place is not None:
@@ -317,23 +118,16 @@ class TraceData:
     def layer(self, place: int | str, index: int | None = None) -> TraceLayer:
         """A layer: ``trace.layer(5)``, of a path, or of a kind and its index, ("cross", 0).
 
-        A path may end early, where it is that of a block with one attention layer.
-
         Raises: InputError: there is none.
         """
-        if not isinstance(place, str):
-            return self.layers[place_of("trace", "trace", "layer", place, len(self.layers))]
+        if index is None:
+            return self.layers[layer_number(self, place)]
         for layer in self.layers:
-            if (layer.kind, layer.index) == (place, index) or (layer.name, None) == (place, index):
+            if (layer.kind, layer.index) == (place, index):
                 return layer
-        inside = [layer for layer in self.layers if layer.name.startswith(f"{place}.")]
-        if len(inside) == 1 and index is None:
-            return inside[0]
         kinds = Counter(layer.kind for layer in self.layers)
-        there = [f'"{kind}" 0 to {count - 1}' for kind, count in kinds.items()]
-        there += [f"paths such as {layer.name!r}" for layer in self.layers[:1]]
-        asked = visible(place, 60) + ("" if index is None else f" {index}")
-        raise InputError(f"trace: no layer {asked}; it has {', '.join(there) or 'no layers'}.")
+        there = ", ".join(f'"{kind}" 0 to {count - 1}' for kind, count in kinds.items())
+        raise InputError(f"trace: no layer {place} {index}; it has {there or 'no layers'}.")
 
     def save(
         self, path: Path | str, *, dtype: torch.dtype | None = None, overwrite: bool = False
