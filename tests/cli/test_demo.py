@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import runpy
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import pyplot
 from tests.cli.conftest import Command
 
 import headloom
@@ -72,18 +74,23 @@ def test_a_small_demo_leaves_all_that_it_names(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_demo_reaches_what_it_says_and_repeats_itself(
-    tmp_path: Path, request: pytest.FixtureRequest
+def test_the_demo_reaches_what_it_says_and_python_gives_the_same(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At least 98 % of 1,000 held-out dates exactly right; one seed, the same bits twice."""
+    """At least 98 % of 1,000 held-out dates exactly right; the tutorial's calls: the same bits."""
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(2)  # as `make demo` on two cores; other numbers round otherwise
     first = demo.demo(tmp_path / "first", 1)
     assert demo_config(1).task.test_examples == 1000  # type: ignore[union-attr]
     assert first["exact_match"] >= 0.98
-    second = demo.demo(tmp_path / "second", 1)
-    assert second["exact_match"] == first["exact_match"]
+    monkeypatch.chdir(tmp_path)
+    tutorial = Path(__file__).parents[2] / "docs" / "tutorials" / "demo_in_python.py"
+    pyplot.switch_backend("Agg")
+    names = runpy.run_path(str(tutorial))
+    assert names["scores"]["exact_match"] == first["exact_match"]
+    assert names["run"].config == demo_config(1)
     for name in ("best.safetensors", "checkpoint.safetensors"):
-        one, other = (load_tensors(tmp_path / run / name, "file")[0] for run in ("first", "second"))
+        folders = (tmp_path / "first", tmp_path / "runs" / "demo")
+        one, other = (load_tensors(folder / name, "file")[0] for folder in folders)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
