@@ -112,13 +112,13 @@ export function differenceTicks(scale: keyof typeof SCALES): Ticks {
 
 /** How much a head changed, in a sentence; null: not measured yet. */
 export function changeWords(change: number | null, entropy: number | null): string {
-  if (change === null) return "How much it changed is being measured …";
+  if (change === null) return "Measuring the change …";
   if (change === 0) return "Its weights are the same in both.";
   const grown =
     entropy === null || Math.abs(entropy) < 0.005
-      ? "The mean entropy of a row is the same."
-      : `Mean entropy of a row: ${entropy > 0 ? "+" : ""}${minus(entropy, 2)} nats.`;
-  const much = `Of a row’s mass ${changeText(change)} is on other keys in the second, on average.`;
+      ? "The mean row entropy is the same."
+      : `Mean row entropy: ${entropy > 0 ? "+" : ""}${minus(entropy, 2)} nats.`;
+  const much = `On average ${changeText(change)} of a row’s mass moved to other keys.`;
   return `${much} ${grown}`;
 }
 

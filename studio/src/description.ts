@@ -195,7 +195,7 @@ export function verifiedWords({ verification, deviation, layers }: Description):
   const number = most === 0 ? "0" : bound(most).replace("e-", "e−").replace("e+0", "");
   if (!(most < FAR)) return `differs from the model by up to ${number}`;
   const whole = layers.every((layer) => layer.picture === "means");
-  return `${whole ? "exact" : "kept edges"}, verified to ${number}`;
+  return `${whole ? "exact" : "kept edges only"}, matches the model to ${number}`;
 }
 
 /** What is known of the heads before the first answer: nothing. */

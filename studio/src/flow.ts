@@ -284,7 +284,7 @@ export async function networkOf(example: Example, kind: FlowKind): Promise<Netwo
 export function ofBoth(kind: FlowKind, { sums, own = 0 }: TokenFlow): string {
   if (kind.queries === kind.keys) return "";
   return (
-    `In all ${significant3(sums[0] - own)} of it is from the ${kind.keys}, ` +
+    `In total, ${significant3(sums[0] - own)} comes from the ${kind.keys}, ` +
     `${significant3(own)} from the ${kind.queries} itself.`
   );
 }

@@ -93,17 +93,18 @@ export const endsOf = (layer: Layer, edge: GraphEdge): [from: number, to: number
   keyNode(layer, edge.to),
 ];
 
-/** Which way edges lead and why, in words: what the trace says of mask and score. */
+/** The direction of the edges, and the mask of the trace, in words. */
 export function directionOf(layer: Layer): string {
   const { one, mask } = layer;
   if (!one)
-    return `Directed: an edge leads from a token of the ${layer.queries} to the one of the ${
-      layer.keys
-    } that it looks at.`;
-  const leads = "Directed: an edge leads from a token to the one that it looks at.";
-  const loops = "The mask is causal: none leads forward, a loop is a token that looks at itself.";
+    return (
+      `Directed: an edge leads from a token of the ${layer.queries} to the token of the ` +
+      `${layer.keys} it looks at.`
+    );
+  const leads = "Directed: an edge leads from a token to the token it looks at.";
+  const loops = "Causal mask: no edge leads forward; a loop is a token that looks at itself.";
   if (mask === "causal") return `${leads} ${loops}`;
-  if (mask === "all") return `${leads} No pair is masked: edges lead both ways.`;
-  if (mask === null) return `${leads} The trace does not say what the mask is.`;
-  return `${leads} The mask is of the kind “${mask}”.`;
+  if (mask === "all") return `${leads} No mask: edges lead both ways.`;
+  if (mask === null) return `${leads} The trace does not record the mask.`;
+  return `${leads} Mask: “${mask}”.`;
 }

@@ -71,7 +71,7 @@ const SHARES = new Set(["share", "mass"]);
 const LONGEST = 400,
   LONGEST_TEXT = 2000;
 
-/** Reads a link; what it does not know or cannot be is left as it starts, and said.
+/** Reads a link. Unknown names are ignored; invalid values keep their default and are reported.
  *
  * views: their names. */
 export function parse(
@@ -93,14 +93,14 @@ export function parse(
         state[name] = number;
       else {
         const expected = SHARES.has(name) ? "a share above 0, at most 1" : "a whole number";
-        problems.push(`The link says ${name}=${visible(text, 30)}; expected ${expected}.`);
+        problems.push(`The link has ${name}=${visible(text, 30)}; expected ${expected}.`);
       }
     } else if (typeof start === "boolean") state[name] = text === "1";
     else if (!choices || choices.includes(text))
       state[name] = text.slice(0, name === "text" ? LONGEST_TEXT : LONGEST);
     else {
       const known = choices.filter(Boolean).join(", ");
-      problems.push(`The link says ${name}=${visible(text, 30)}; there are ${known}.`);
+      problems.push(`The link has ${name}=${visible(text, 30)}; expected one of ${known}.`);
     }
   }
   return { state: state as State, problems };

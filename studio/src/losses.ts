@@ -37,8 +37,8 @@ export function curveWords([name, points]: Curve, step: number): string {
   if (!logged) return said;
   const [at, loss] = logged;
   return at === step
-    ? `${said}, here ${significant3(loss)}`
-    : `${said}, closest to here ${significant3(loss)} at step ${grouped(at)}`;
+    ? `${said}, now ${significant3(loss)}`
+    : `${said}, nearest logged ${significant3(loss)} at step ${grouped(at)}`;
 }
 
 /** Steps on a logarithmic axis: much happens early. */

@@ -87,7 +87,7 @@ export const numberAt = (share: number, count: number) =>
 export const exact = (value: number) =>
   value !== 0 && Math.abs(value) < 5e-4 ? significant3(value) : minus(value, 4);
 
-/** A line of the way from the products to the weight. */
+/** One step from the products to the weight. */
 export interface LedgerLine {
   name: string;
   how: string;
@@ -95,7 +95,7 @@ export interface LedgerLine {
   kind: "term" | "weight" | "check";
 }
 
-/** All that makes a weight of a score, and what the trace itself says. */
+/** The steps from the products to the weight, and the numbers of the trace. */
 export function ledgerOf(edge: EdgeNumbers): LedgerLine[] {
   const { softmax, trace } = edge;
   const line = (name: string, how: string, gives: string, kind: LedgerLine["kind"] = "term") => ({
@@ -104,10 +104,7 @@ export function ledgerOf(edge: EdgeNumbers): LedgerLine[] {
     gives,
     kind,
   });
-  const sink =
-    softmax.sink === null
-      ? ""
-      : ` and the sink, a logit of ${exact(softmax.sink)}, which takes weight`;
+  const sink = softmax.sink === null ? "" : ` and the sink (logit ${exact(softmax.sink)})`;
   return [
     ...edge.terms.map(([name, how, value, result]) =>
       line(
@@ -118,7 +115,7 @@ export function ledgerOf(edge: EdgeNumbers): LedgerLine[] {
     ),
     line(
       `e^(score − ${exact(softmax.largest)})`,
-      "less the largest of the row, so that no number is too large",
+      "minus the row’s largest score, for numerical stability",
       exact(edge.exponential),
     ),
     line(
@@ -143,6 +140,6 @@ function traceWords({ trace, score, weight }: EdgeNumbers): string {
 export const apart = (one: number, other: number) =>
   one === other
     ? "the same"
-    : `the same to ${Math.abs(one - other).toExponential(0)}`
+    : `the same to within ${Math.abs(one - other).toExponential(0)}`
         .replace("e-", "e−")
         .replace("e+0", "");

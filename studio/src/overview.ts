@@ -51,8 +51,8 @@ export function overviewTable(theme: Theme, scale: keyof typeof SCALES = "root")
 /** What a dot of such a picture is, in words. */
 export function dotOf({ down, across }: Blocks): string {
   if (down * across === 1) return "each dot is a weight";
-  const cells = across === 1 ? "a weight" : `the mass of a row in ${across} keys`;
-  return `each dot is ${cells}${down === 1 ? "" : `, the mean of ${down} rows`}`;
+  const cells = across === 1 ? "a weight" : `a row’s mass in ${across} keys`;
+  return `each dot is ${cells}${down === 1 ? "" : `, averaged over ${down} rows`}`;
 }
 
 /** Blocks joined `factor` by `factor`. */
@@ -104,7 +104,7 @@ export function pooling(
   };
 }
 
-/** Who looks at something that comes bit by bit. */
+/** Watchers of a value that arrives in parts. */
 interface Watcher<Found> {
   show: (found: Found) => void;
   failed: (error: Error) => void;
@@ -138,7 +138,7 @@ export class Overview {
     if (this.asked === "nothing") {
       this.asked = "now";
       this.ask().catch((error) => {
-        // Who looks again asks again.
+        // A later watcher requests them again.
         this.asked = "nothing";
         for (const one of this.watchers) one.failed(error);
       });

@@ -15,7 +15,7 @@ export interface Bar {
 const scoresOf = (heads: Heads, layer: number, head: number): HeadScores | undefined =>
   heads.heads?.[layer]?.[head];
 
-/** Where a head looks, in bars. */
+/** The scores of a head as bars. */
 export function barsOf(heads: Heads, layer: number, head: number): Bar[] {
   const known = scoresOf(heads, layer, head);
   if (!known) return [];
@@ -70,10 +70,10 @@ export const roleBar = (heads: Heads, layer: number, head: number): Bar | null =
 export const measureOf = (heads: Heads, layer: number, head: number, name: string) =>
   scoresOf(heads, layer, head)?.scores[name] ?? null;
 
-/** What there is to say of all heads while they are not measured. */
+/** Why the heads have no measures yet; "": they have. */
 export function stateOf(heads: Heads): string {
   if (heads.state === "known") return "";
-  if (heads.state.startsWith("failed")) return `The heads were not measured: ${heads.state}.`;
+  if (heads.state.startsWith("failed")) return `Measuring the heads ${heads.state}.`;
   return "measuring …";
 }
 
@@ -106,12 +106,12 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   const bar = roleBar(heads, layer.number, head);
   if (bar) {
     const [random, deviation] = bar.random?.map((number) => number.toFixed(3)) ?? [];
-    const chance = random && ` Random weights of the same entropy: ${random} ± ${deviation}.`;
+    const chance = random && ` Random weights with the same entropy: ${random} ± ${deviation}.`;
     return `${looks}: mean weight ${minus(bar.value, 3)}.${chance ?? ""}`;
   }
   const broad = measureOf(heads, layer.number, head, "broad");
   if (broad === null) return `${looks}.`;
-  return `${looks}: as if evenly at ${percent(broad)} of the keys that it may look at.`;
+  return `${looks}: its weight is spread over about ${percent(broad)} of the keys it can look at.`;
 }
 
 /** The measures to choose axes from, with what they are; those that apply to some head. */

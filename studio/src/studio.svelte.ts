@@ -202,7 +202,7 @@ export class Studio {
       this.reading = false;
       // What a link points at in its text stays, and what is looked at in one that is read again.
       if (text !== this.state.text) this.set({ text, query: -1, key: -1, lock: false, window: "" });
-      this.said = `${example.layers[0]?.rows ?? 0} tokens read.`;
+      this.said = `${example.layers[0]?.rows ?? 0} tokens traced.`;
       // Who types on does not wait for the measures of what is typed.
       await new Promise((done) => setTimeout(done, 500));
       if (!signal.aborted) await this.measure(example);
@@ -295,23 +295,21 @@ export class Studio {
     const { state, example } = this;
     if (this.another && example)
       found.push(
-        `The link was made of another trace, ${visible(state.trace, 20)}. This one is ` +
-          `“${visible(example.description.name, 60)}”: what the link points at may be elsewhere.`,
+        `The link was made from another trace, ${visible(state.trace, 20)}. This one is ` +
+          `“${visible(example.description.name, 60)}”, so the tokens it selects may differ.`,
       );
     if (state.view === "compare" && this.opening && this.opening.examples.length < 2)
-      found.push(
-        "There is nothing to compare here: one trace is open. headloom view A B opens two.",
-      );
+      found.push("Nothing to compare: only one trace is open. Open two with headloom view A B.");
     const ask = (what: string, number: number, count: number, none = 0) => {
       if (number >= 0 ? number < count : none < 0 && number === none) return;
       let all = `${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}`;
       if (what === "layer" && example?.several && state.view !== "training")
         all += `, ${[0, count - 1].map((n) => layerName(example, example.layers[n])).join(" to ")}`;
-      if (count) found.push(`There is no ${what} ${number} here: there are ${all}.`);
+      if (count) found.push(`There is no ${what} ${number}: there are ${all}.`);
     };
     if (state.view === "training") {
       if (this.opening && !this.opening.history)
-        found.push("There is no training here: this is not a run.");
+        found.push("No training to show: this is not a run.");
       const { layers, steps } = this.training?.description ?? {};
       if (layers && steps) {
         ask("layer", state.layer, layers.length);

@@ -182,16 +182,16 @@ export function productRamp(training: Training, layer: number): { ticks: Ticks; 
     ]),
     title:
       `entries of W_Q W_Kᵀ${of}, square-root scale` +
-      (beyond ? "; one in 1,000 is beyond its ends" : ""),
+      (beyond ? "; 0.1 % of entries are beyond its ends" : ""),
   };
 }
 
-/** What became of a norm, in words that follow "has". */
+/** The change of a norm, in words that follow "has". */
 export function normChange(first: number, now: number): string {
   if (first === 0) return now === 0 ? "stayed 0" : `grown from 0 to a norm of ${significant3(now)}`;
   const ratio = significant3(now / first);
   if (Number(ratio) === 1) return "kept its norm";
-  return `${now > first ? "grown" : "shrunk"} to ${ratio} times its norm`;
+  return `${now > first ? "grown" : "shrunk"} to ${ratio} times its initial norm`;
 }
 
 /** How a head's matrices differ at a snapshot from those at the first. */
@@ -201,20 +201,18 @@ export function trainingSentence(
   head: number,
   at: number,
 ): string {
-  if (at === 0 && training.description.watched)
-    return "The matrices as they were when the watch began.";
-  if (at === 0)
-    return "The matrices as they were drawn at random: what attention there is has no meaning yet.";
+  if (at === 0 && training.description.watched) return "The matrices when monitoring began.";
+  if (at === 0) return "Randomly initialised matrices: their attention has no meaning yet.";
   const norm = training.series(layer, head, "norm");
   const [first, now] = [norm?.[0], norm?.[at]];
   if (first == null || now == null) return "";
-  const says = [`Since the first step, W_Q W_Kᵀ has ${normChange(first, now)}`];
+  const says = [`Since the first snapshot, W_Q W_Kᵀ has ${normChange(first, now)}`];
   const rank = training.series(layer, head, "effective_rank");
   const [before, after] = [rank?.[0], rank?.[at]];
   if (before != null && after != null)
     says.push(`its effective rank went from ${before.toFixed(1)} to ${after.toFixed(1)}`);
   const symmetry = training.series(layer, head, "symmetry")?.[at];
   if (symmetry != null)
-    says.push(`its symmetry is ${minus(symmetry, 2)} (random: 0, undirected: 1)`);
+    says.push(`its symmetry is ${minus(symmetry, 2)} (random: 0, symmetric: 1)`);
   return `${says.join("; ")}.`;
 }

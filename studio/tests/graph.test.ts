@@ -60,8 +60,8 @@ describe("the part that is drawn", () => {
 });
 
 test("which way edges lead", () => {
-  expect(directionOf(layerOf(2, { mask: "causal" }))).toContain("none leads forward");
-  expect(directionOf(layerOf(2, { mask: null }))).toContain("does not say what the mask is");
+  expect(directionOf(layerOf(2, { mask: "causal" }))).toContain("no edge leads forward");
+  expect(directionOf(layerOf(2, { mask: null }))).toContain("does not record the mask");
 });
 
 describe("layout", () => {

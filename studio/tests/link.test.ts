@@ -18,11 +18,11 @@ test("what cannot be stays as it starts, and is said", () => {
   const { state, problems } = parse("#view=graph&layer=two&share=1.5&head=1e99&query=", VIEWS);
   expect(state).toEqual(START);
   expect(problems).toEqual([
-    "The link says view=graph; there are heads, threads, matrix, training.",
-    "The link says layer=two; expected a whole number.",
-    "The link says share=1.5; expected a share above 0, at most 1.",
-    "The link says head=1e99; expected a whole number.",
-    "The link says query=∅; expected a whole number.",
+    "The link has view=graph; expected one of heads, threads, matrix, training.",
+    "The link has layer=two; expected a whole number.",
+    "The link has share=1.5; expected a share above 0, at most 1.",
+    "The link has head=1e99; expected a whole number.",
+    "The link has query=∅; expected a whole number.",
   ]);
 });
 

@@ -19,8 +19,8 @@ test("a loss between two reports is not made up", () => {
 test("what was logged closest has its step", () => {
   const words = (step: number) => curveWords(["training loss", points], step);
   expect(words(3)).toBe("training loss: from 5.43 to 0.400");
-  expect(words(31)).toBe(`${words(3)}, closest to here 1.90 at step 40`);
-  expect(words(40)).toBe(`${words(3)}, here 1.90`);
+  expect(words(31)).toBe(`${words(3)}, nearest logged 1.90 at step 40`);
+  expect(words(40)).toBe(`${words(3)}, now 1.90`);
 });
 
 test("axes have ends, and a short training has them too", () => {

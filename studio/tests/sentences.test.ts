@@ -56,14 +56,14 @@ describe("a head in a sentence", () => {
   test("with a role that is a measure", () => {
     expect(sentenceOf(heads, layer, 0)).toBe(
       "Each token looks at the one before it: mean weight 0.875. " +
-        "Random weights of the same entropy: 0.125 ± 0.010.",
+        "Random weights with the same entropy: 0.125 ± 0.010.",
     );
     expect(roleBar(heads, 0, 0)?.name).toBe("previous");
   });
 
   test("with a role that is none", () => {
     expect(sentenceOf(heads, { ...layer, one: false } as Layer, 1)).toMatch(
-      /^Each target token looks almost everywhere: as if evenly at 50\s% of the keys/,
+      /almost everywhere: its weight is spread over about 50\s% of the keys/,
     );
     expect(roleBar(heads, 0, 1)).toBeNull();
   });

@@ -4,8 +4,8 @@ import { normChange, productRamp, type Training } from "../src/training";
 test("what became of a norm", () => {
   expect(normChange(2, 2)).toBe("kept its norm");
   expect(normChange(2, 2.001)).toBe("kept its norm");
-  expect(normChange(2, 5)).toBe("grown to 2.50 times its norm");
-  expect(normChange(2, 1)).toBe("shrunk to 0.500 times its norm");
+  expect(normChange(2, 5)).toBe("grown to 2.50 times its initial norm");
+  expect(normChange(2, 1)).toBe("shrunk to 0.500 times its initial norm");
   expect(normChange(0, 1.5)).toBe("grown from 0 to a norm of 1.50");
   expect(normChange(0, 0)).toBe("stayed 0");
 });

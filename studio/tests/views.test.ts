@@ -85,11 +85,9 @@ describe("overview", () => {
   test("what a dot is", () => {
     expect(dotOf(blocksOf({ rows: 100, columns: 100 }, 128))).toBe("each dot is a weight");
     expect(dotOf(blocksOf({ rows: 200, columns: 100 }, 128))).toBe(
-      "each dot is a weight, the mean of 2 rows",
+      "each dot is a weight, averaged over 2 rows",
     );
-    expect(dotOf(blocksOf({ rows: 100, columns: 300 }, 128))).toContain(
-      "the mass of a row in 3 keys",
-    );
+    expect(dotOf(blocksOf({ rows: 100, columns: 300 }, 128))).toContain("a row’s mass in 3 keys");
   });
 
   test("shades are the fourth root of a mass", () => {

@@ -116,7 +116,7 @@ def test_of_texts_that_wait_the_last_is_read(make_trace: Callable[..., Trace]) -
 def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
     page = studio.served(viewer)
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
-    box = page.get_by_label("a model reads")
+    box = page.get_by_label("Text for a model")
     box.press_sequentially("one two three", delay=20)
     page.locator("h1", has_text="3 tokens").wait_for()
     assert box.input_value() == "one two three"
@@ -131,7 +131,7 @@ def test_an_emptied_text_and_back(studio: Any, viewer: Viewer) -> None:
     page = studio.served(viewer)
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
     begun = page.locator("h1").inner_text()
-    box = page.get_by_label("a model reads")
+    box = page.get_by_label("Text for a model")
     box.fill("a b")
     page.locator("h1", has_text="2 tokens").wait_for()
     until(page, lambda: "text=a+b" in page.url)

@@ -73,7 +73,7 @@ def test_heads_to_threads_to_matrix_and_back(studio, pair_trace) -> None:
 
 def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace) -> None:
     page = studio.file(collect([pair_trace]), "#view=matrix&layer=1&head=0&query=0&key=3")
-    page.locator(".value", has_text="hidden").wait_for()
+    page.locator(".value", has_text="masked").wait_for()
     trace = make_trace([f"t{i}" for i in range(9)], keep=2)
     graph = trace.layers[0].graph
     missing = next(key for key in range(9) if key not in graph.keys[0, 0].tolist())

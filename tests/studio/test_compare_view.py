@@ -46,7 +46,7 @@ def test_both_matrices_their_difference_and_the_cell(studio, two) -> None:
     page = studio.served(viewer, "#view=compare&head=1", width=1440)
     page.locator(READY).wait_for()
     assert page.locator(".pair-canvas figcaption").all_inner_texts() == [
-        "before", "after", "second less first",
+        "before", "after", "second − first",
     ]  # fmt: skip
     difference = after[1] - before[1]
     for place, redder in (

@@ -84,5 +84,5 @@ def test_what_a_sink_takes_is_on_no_edge(studio: Any, kept: int) -> None:
     said = page.locator(".panel").inner_text().replace("\u00a0", " ")
     taken = 100 * float(1 - weights.sum())
     weaker = 100 * float(weights.sum() - weights.topk(kept).values.sum())
-    assert f" {taken:.0f} % is on a sink, which is no key." in said
+    assert f" {taken:.0f} % is on a sink that is not a key." in said
     assert (f"{weaker:.0f} % is on weaker edges." in said) == (kept == 3)

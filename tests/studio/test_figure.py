@@ -15,8 +15,8 @@ from headloom.studio.page import collect
 SVG = "{http://www.w3.org/2000/svg}"
 #: A view, and words that its figure has.
 VIEWS = {
-    "heads": ["Every head", "H0", "L0"],
-    "threads&layer=1&query=2&lock=1": ["L1 (decoder 0) H0", "queries: who looks"],
+    "heads": ["All heads", "H0", "L0"],
+    "threads&layer=1&query=2&lock=1": ["L1 (decoder 0) H0", "queries: tokens that look"],
     "matrix&layer=2&head=1": ["L2 (cross 0) H1", "keys →", "weight, square-root scale"],
     "graph": ["L0 (encoder 0) H0"],
     "paths": ["input", "L2"],

@@ -89,8 +89,8 @@ def test_the_fewest_edges_that_hold_the_mass(studio: Any, causal: bool, share: f
     total = 12 * 13 // 2 if causal else 144
     assert f"{count} of {total} kept edges hold {100 * held:.0f} % of the mass." in said
     assert f"Not drawn: {100 - 100 * held:.0f} %." in said
-    assert ("none leads forward, a loop is" in said) == causal
-    assert ("No pair is masked" in said) == (not causal)
+    assert ("no edge leads forward; a loop is" in said) == causal
+    assert ("No mask:" in said) == (not causal)
     strongest = page.locator(".panel tbody tr").first.inner_text()
     query, key = np.unravel_index(weights[1].argmax(), (12, 12))
     assert cells_of(strongest) == [f"{NAMES[query]} → {NAMES[key]}", f"{weights[1].max():.4f}"]
@@ -106,7 +106,7 @@ def test_a_hover_names_an_edge_and_a_click_its_neighbours(studio: Any) -> None:
     said = ready(page)
     row, column = weights[0][9], weights[0][:, 9]
     held = max(row.max(), column.max()) / (row.sum() + column.sum() - row[9])
-    assert f"1 edge drawn, which holds {100 * held:.0f} % of the mass on its kept edges." in said
+    assert f"1 edge drawn, holding {100 * held:.0f} % of the mass of its kept edges." in said
     assert f"It receives {column.sum():.2f} from all queries." in said
     rows = page.locator(".neighbours table").first.locator("tbody tr").all_inner_texts()
     order = np.argsort(-row)[:5]

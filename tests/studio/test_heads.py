@@ -76,7 +76,7 @@ def test_bars_axes_and_roles_are_those_of_the_library(
     for (x, y), (_, row) in zip(points, expected.iterrows(), strict=True):
         assert x == pytest.approx(row["previous"], abs=2e-4)
         assert y == pytest.approx(row["entropy"], abs=2e-3)
-    axes = page.locator('select[aria-label="Measure across"] option').all_inner_texts()
+    axes = page.locator('select[aria-label="Horizontal measure"] option').all_inner_texts()
     assert axes == [name for name in MEASURES if table[name].notna().any()]
 
 

@@ -108,7 +108,7 @@ def test_on_the_screen(studio: Any, viewer: Viewer, grid: headloom.Trace) -> Non
     box = page.locator(".image-map canvas").bounding_box()
     at = {"x": box["width"] * 2.5 / COLUMNS, "y": box["height"] * 1.5 / ROWS}
     page.locator(".image-map canvas").click(position=at)
-    until(page, lambda: page.get_by_label("Who looks").input_value() == "7")
+    until(page, lambda: page.get_by_label("Query").input_value() == "7")
     row = dense[1, 7, 1:]
     first = page.locator(".panel .words-table tbody tr").first.locator("td")
     strongest = [str(place) for place in divmod(int(row.argmax()), COLUMNS)]
@@ -124,7 +124,7 @@ def test_on_the_screen(studio: Any, viewer: Viewer, grid: headloom.Trace) -> Non
     said = page.locator(".images .number").inner_text()
     assert said.startswith("row 1, column 2: weight ")
     assert float(said.split()[-1]) == pytest.approx(float(row[1 * COLUMNS + 2]), abs=6e-5)
-    page.get_by_label("Head; first the mean of all").focus()
+    page.get_by_label("Head; the first position is").focus()
     page.keyboard.press("Home")
     page.locator(".images h2", has_text="mean of 2 heads").wait_for()
     page.locator(".stage").focus()

@@ -48,7 +48,7 @@ def test_an_example_that_is_not_there_is_said_and_what_there_is(
     page = studio.file(three, f"#view=threads&example={asked}")
     page.locator(".message").wait_for()
     text = page.locator(".message").inner_text()
-    assert f"There is no example “{asked}” here" in text
+    assert f"Example “{asked}” not found" in text
     assert page.locator(".message .there button").all_inner_texts() == [
         "first", "a name & more", "2",
     ]  # fmt: skip
@@ -62,8 +62,8 @@ def test_an_example_that_is_not_there_is_said_and_what_there_is(
 @pytest.mark.parametrize(
     ("asked", "notice"),
     [
-        ("heads=0.5", "There is no head 5 here: there are heads 0 to 1."),
-        ("scale=cubic", "The link says scale=cubic; there are root, linear, log."),
+        ("heads=0.5", "There is no head 5: there are heads 0 to 1."),
+        ("scale=cubic", "The link has scale=cubic; expected one of root, linear, log."),
     ],
 )
 def test_a_place_that_is_not_there_is_said(
@@ -109,7 +109,7 @@ def test_a_link_to_another_trace_of_the_name_says_so(
     link = page.url.split("#")[1]
     make_trace(list("abcd")).save(stored[0], overwrite=True)
     page = studio.file(open_collection(stored[0]), f"#{link}")
-    page.locator(".notices", has_text="The link was made of another trace").wait_for()
+    page.locator(".notices", has_text="The link was made from another trace").wait_for()
     assert page.locator(".queries .word").count() == 4
     page.locator(".notices button").click()
     page.locator(".notices").wait_for(state="detached")

@@ -105,9 +105,9 @@ def test_two_clicks_give_the_strongest_paths(studio: Any, causal: bool) -> None:
     found = page.locator(".strongest .steps").all_inner_texts()
     assert [" ".join(text.split()) for text in found] == [written(path) for _, path in expected]
     said = ready(page)
-    assert f"Rollout, all paths together: {three_digits(rollout[start, end])}." in said
+    assert f"Rollout (all paths together): {three_digits(rollout[start, end])}." in said
     share = sum(product for product, _ in expected) / rollout[start, end]
-    assert f"The 8 hold {100 * share:.0f} % of it." in said
+    assert f"The 8 below hold {100 * share:.0f} % of it." in said
     assert "output=5" in page.url and "input=1" in page.url
 
 

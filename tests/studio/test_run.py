@@ -70,13 +70,13 @@ def test_the_training_says_what_its_pictures_leave_out(
     missing = [word.removesuffix(" not shown") for word in words]
     largest = missing[shares.index(max(shares))]
     assert f" to {largest} of the mass is not shown." in page.locator(".stage").inner_text()
-    assert f"of its kept edges: {words[0]}" in page.locator(".panel").inner_text()
+    assert f"kept edges only: {words[0]}" in page.locator(".panel").inner_text()
     page.keyboard.press("p")
     page.locator("[role=radio][aria-checked=true]", has_text="W_Q").wait_for()
     assert "not shown" not in page.locator(".stage").inner_text()
     # Halfway to an end of the colours is a quarter of the largest entry: roots.
     scale = (
-        "entries of W_Q W_Kᵀ in L0 (encoder 0), square-root scale; one in 1,000 is beyond its ends"
+        "entries of W_Q W_Kᵀ in L0 (encoder 0), square-root scale; 0.1 % of entries are beyond its ends"
     )
     assert page.locator(".ramp figcaption").inner_text() == scale
     ticks = page.locator(".ramp svg text")

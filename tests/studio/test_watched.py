@@ -51,7 +51,7 @@ def test_every_view_of_a_watched_training(studio: Any, serving: Any, watched: Pa
     page.locator("#curve").wait_for()
     assert page.locator("#now").inner_text() == "step 0: before training"
     panel = page.locator(".panel")
-    assert "as they were when the watch began" in panel.inner_text()
+    assert "when monitoring began" in panel.inner_text()
     assert "GPT2LMHeadModel" in panel.inner_text()
     alarms = page.locator(".alarms li").all_inner_texts()
     assert any(text.startswith("step 5: transformer.h.1.attn: scores expl") for text in alarms)

@@ -71,7 +71,7 @@ export async function figureOf(
   theme: Theme,
   wide: number,
 ): Promise<Drawn> {
-  if (!studio.figure) throw new Error("There is nothing to export yet.");
+  if (!studio.figure) throw new Error("Nothing to export yet: the view is still loading.");
   const { title, note = "" } = studio.figure();
   const before = root.style.cssText;
   root.classList.add("as-figure");
@@ -94,7 +94,7 @@ async function laidOut(root: HTMLElement): Promise<void> {
     await new Promise((done) => setTimeout(done, LOOK));
     const waits = root.querySelector('main [aria-busy="true"], main .skeleton, canvas.waiting');
     same = waits ? 0 : same + 1;
-    if (look > LOOKS) throw new Error("The view is still on its way; try again in a moment.");
+    if (look > LOOKS) throw new Error("The view is still loading; try again in a moment.");
   }
 }
 

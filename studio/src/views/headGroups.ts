@@ -69,14 +69,14 @@ export function groupsInOrder(
   if (order === "entropy")
     return groupInOrder(
       layers,
-      "by entropy, the sharpest first",
+      "by entropy, lowest first",
       (one, other) => entropy(one) - entropy(other),
     );
   const place = ({ layer, head }: Cell) => placeOf(heads, roleOf(heads, layer, head));
   const score = (cell: Cell) => roleBar(heads, cell.layer, cell.head)?.value ?? -entropy(cell);
   return groupInOrder(
     layers,
-    "by role, the clearest first",
+    "by role, highest score first",
     (one, other) => place(one) - place(other) || score(other) - score(one),
   );
 }
