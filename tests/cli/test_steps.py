@@ -81,7 +81,7 @@ def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, 
         ({"sentence": "two", "kind": "cross"}, "has no cross layer 0; its layers are: decoder 0."),
         ({"sentence": "two", "layer": 1}, "has no decoder layer 1; its layers are: decoder 0."),
         ({"sentence": "two", "head": 2}, "head 2: there are heads 0 to 1."),
-        ({"sentence": "two " * 30}, "tokens; a walk shows 40 at most"),
+        ({"sentence": "two " * 30}, "tokens; headloom steps shows 40 at most"),
     ],
 )
 def test_trained_layers_that_are_not_there(

@@ -96,4 +96,4 @@ def test_a_person_at_a_terminal_is_told_how_to_end(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     result = headloom_main(*seen)
     assert result.out.startswith("http://127.0.0.1:") and result.out.count("\n") == 1
-    assert result.err == "headloom: Open it in a browser; Ctrl-C here ends it.\n"
+    assert result.err == "headloom: Open it in a browser; press Ctrl-C here to stop.\n"

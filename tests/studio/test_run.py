@@ -76,7 +76,8 @@ def test_the_training_says_what_its_pictures_leave_out(
     assert "not shown" not in page.locator(".stage").inner_text()
     # Halfway to an end of the colours is a quarter of the largest entry: roots.
     scale = (
-        "entries of W_Q W_Kᵀ in L0 (encoder 0), square-root scale; 0.1 % of entries are beyond its ends"
+        "entries of W_Q W_Kᵀ in L0 (encoder 0), square-root scale; "
+        "0.1 % of entries are beyond its ends"
     )
     assert page.locator(".ramp figcaption").inner_text() == scale
     ticks = page.locator(".ramp svg text")

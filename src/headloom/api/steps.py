@@ -11,7 +11,7 @@ import torch
 
 from headloom.errors import InputError
 from headloom.mechanism.attention_layer import LayerKind as Kind
-from headloom.studio.steps.learning import wanted_of
+from headloom.studio.steps.learning import target_of
 from headloom.studio.steps.lesson import SOURCES
 from headloom.studio.steps.matrices import Matrices, read_matrices, words_of
 from headloom.studio.steps.steps import Steps
@@ -130,6 +130,6 @@ def steps(
     worked = work(queries.X, keys.X, projections, mask)
     if not learn:
         return show(worked, chosen, queries, keys, known.origin)
-    vectors, wish = wanted_of(wanted, chosen, worked)
+    vectors, goal = target_of(wanted, chosen, worked)
     learned = learn_from(worked, vectors, learn, rate)
-    return show(worked, chosen, queries, keys, known.origin, learned=learned, wish=wish)
+    return show(worked, chosen, queries, keys, known.origin, learned=learned, goal=goal)

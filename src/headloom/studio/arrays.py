@@ -1,6 +1,6 @@
 """`Layers`: the kept edges of layers as compact arrays, and their matrices; a few in memory.
 
-And numbers as the studio writes them: `few_digits` of one, `as_json` of all that it sends.
+`few_digits` rounds a number for the studio, `as_json` encodes everything that it sends.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 Array = np.ndarray[Any, Any]
 #: Rows of a piece of edges.
 BLOCK = 1024
-#: Keys are 16 bits below this length, of which 65535 says that there is no edge.
+#: Keys have 16 bits below this length; the value 65535 means no edge.
 SHORT = 65535
-#: Bytes of arrays held at most, besides the layer last asked for.
+#: Bytes of arrays in memory at most, besides the layer used last.
 _HELD = 2**30
-#: Layers whose queries and keys are held.
+#: Layers whose queries and keys stay in memory.
 _LAYERS = 2
 
 
@@ -42,8 +42,8 @@ class LayerArrays:
     rest       float32, likewise: the mass of a row on keys that were not kept; a sink may have some
                of it where its logit is not known
     count      uint32 (heads, queries)
-    left_out   (heads,): the mean of `rest` over rows that may look at a key
-    received   float32 (heads, length): over all weights; None: the trace does not hold it
+    left_out   (heads,): the mean of `rest` over rows with a visible key
+    received   float32 (heads, length): over all weights; None: not in the trace
     """
 
     keys: Array
@@ -58,37 +58,35 @@ class LayerArrays:
 
     @property
     def heads(self) -> int:
-        """How many heads."""
         return int(self.keys.shape[0])
 
     @property
     def queries(self) -> int:
-        """How many rows a head has."""
         return int(self.keys.shape[1])
 
     @property
     def kept(self) -> int:
-        """How many edges a row has at most."""
+        """Number of edges of a row at most."""
         return int(self.keys.shape[2])
 
     @property
     def nbytes(self) -> int:
-        """Their size in memory."""
         parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count)
         return sum(part.nbytes for part in parts) + getattr(self.received, "nbytes", 0)
 
     @property
     def masses(self) -> Array:
-        """The mass of each row on its keys, kept or not, (heads, queries): 0 of a row without
-        keys, else 1 less what a sink takes. Where weights are not numbers, nobody knows what that
-        is, and it is 1; so it is where an edge was not kept and the sink's logit neither.
+        """Mass of each row on its keys, kept or not, (heads, queries).
+
+        0 for a row without keys, else 1 minus the mass of a sink. Also 1 where that is unknown: the
+        weights are not numbers, or neither every edge nor the sink's logit was kept.
         """
         known = self.weights.sum(-1, dtype=np.float64) + self.rest
         masses: Array = np.where(np.isnan(known), 1, known)
         return masses
 
     def edges(self, head: int, block: int) -> bytes:
-        """The edges of rows 1024 block to 1024 (block + 1) of a head, little-endian.
+        """Return the edges of rows 1024 block to 1024 (block + 1) of a head, little-endian.
 
         weights              float32 (rows, kept), strongest first; score = log(weight) + lse
         lse, entropy, rest   float32 (rows,)
@@ -105,13 +103,13 @@ class LayerArrays:
             self.entropy[head, rows].astype("<f4"),
             self.rest[head, rows].astype("<f4"),
             self.count[head, rows].astype("<u4"),
-            # Without a sign, -1 is the largest number.
+            # As an unsigned number, -1 is the largest.
             np.maximum(keys, -1).astype("<u2" if short else "<u4"),
         )
         return b"".join(part.tobytes() for part in parts)
 
     def queries_of(self, head: int, key: int) -> bytes:
-        """The rows whose kept edges lead to a key, strongest first.
+        """Return the rows whose kept edges lead to a key, strongest first.
 
         Returns: uint32 rows, then their weights as float32.
         """
@@ -124,8 +122,8 @@ class LayerArrays:
 
 
 def layer_arrays(layer: TraceLayer) -> LayerArrays:
-    """Read a layer's graph; places that no row uses are cut off."""
-    # Not layer.graph, which would stay in memory.
+    """Read a layer's graph; columns that no row uses are cut off."""
+    # Not layer.graph: it would stay in memory.
     graph = layer.data.graph.detach().cpu()
     most = int((graph.keys >= 0).sum(-1).max()) if graph.keys.numel() else 0
     terms = layer.data.terms
@@ -145,7 +143,7 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
 
 
 class Layers:
-    """The layers of a trace as they are read, a few at a time. Safe to ask from several threads."""
+    """Layers of a trace, read on demand, a few in memory; thread-safe."""
 
     def __init__(self, trace: TraceData) -> None:
         self.trace = trace
@@ -155,7 +153,7 @@ class Layers:
         self._opening = threading.Lock()
 
     def __getitem__(self, number: int) -> LayerArrays:
-        """The graph of a layer."""
+        """Return the graph of a layer."""
         with self._lock:
             if number not in self._arrays:
                 self._arrays[number] = layer_arrays(self.trace.layers[number])
@@ -166,8 +164,8 @@ class Layers:
             return self._arrays[number]
 
     def layer(self, number: int) -> TraceLayer:
-        """A copy of a layer with its matrix; what it reads is dropped once others are asked for."""
-        with self._opening:  # read once, whoever asks first
+        """Return a copy of a layer with its matrix; only the last few copies stay in memory."""
+        with self._opening:  # read once
             return self._layer(number)
 
     def _opened(self, number: int) -> TraceLayer:
@@ -176,16 +174,16 @@ class Layers:
         return layer
 
     def matrix(self, number: int) -> AttentionMatrix | None:
-        """The whole matrix of a layer; None: the trace has its kept edges alone."""
+        """Return the whole matrix of a layer; None: the trace has kept edges only."""
         return self.layer(number).matrix
 
 
 def few_digits(number: float, digits: int = 5) -> float:
-    """A number rounded to some digits that count; to more of them where it is large or near a half.
+    """Round a number to significant digits; keep more where it is large or near a half.
 
-    A page rounds once more, to the digits that it has room for. Of 28.749939 in five digits,
-    28.750, it would make 28.8, and 28.7 is right. A rounded number misleads only where its last
-    digit is a 5, so digits are added until it is none. Whole numbers lose nothing.
+    The page rounds again, to fewer digits. 28.749939 in five digits, 28.750, would become 28.8
+    there, but 28.7 is right. That happens only where the last digit is a 5, so digits are added
+    until it is not. Whole numbers keep all digits.
 
     >>> few_digits(28.749939), few_digits(28.761234), few_digits(28.75)
     (28.7499, 28.761, 28.75)
@@ -205,9 +203,9 @@ def few_digits(number: float, digits: int = 5) -> float:
 
 
 def as_json(content: object) -> bytes:
-    """Compact JSON in ASCII, whatever the tokens hold; null for what is no finite number."""
+    """Encode as compact JSON in ASCII; numbers that are not finite become null."""
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # of a model whose queries or keys were NaN
+    except ValueError:  # queries or keys were NaN
         text = json.dumps(finite(content), separators=(",", ":"))
     return text.encode("ascii")

@@ -1,4 +1,4 @@
-"""`Asking`: a loaded model that reads new texts while somebody types them."""
+"""`Asking`: a loaded model that traces texts as they are typed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from headloom.formats.trace import TraceData
 from headloom.studio.collection import Example
 from headloom.studio.neuron import LayerNumbers, Through
 
-#: Characters of a text, at most.
+#: Characters of a text at most.
 LONGEST = 20_000
-#: The number of the first text, above those of all examples; and texts that are held.
+#: The number of the first text, above those of all examples; and the number of texts in memory.
 FIRST, _HELD = 100_000_000, 6
-#: Windows whose last text is remembered.
+#: Windows whose last turn is remembered.
 _WINDOWS = 256
 
 
 class SupersededError(Exception):
-    """A newer text of the same window came while this one waited."""
+    """A newer text of the same window arrived while this one waited."""
 
 
 @dataclass
 class Asking:
-    """A model that reads texts.
+    """Model that traces texts.
 
-    name: what it is called.
-    read: a text into a trace; raises a HeadloomError where it cannot.
-    through: a text and the path of a layer into what that layer read and made; None: not known.
+    name: of the model.
+    read: traces a text; raises a HeadloomError where that fails.
+    through: returns the inputs and outputs of a layer, given a text and the layer's path; None: not
+        available.
     """
 
     name: str
@@ -38,22 +39,21 @@ class Asking:
     through: Callable[[str, str], LayerNumbers] | None = None
     _held: OrderedDict[int, Example] = field(default_factory=OrderedDict, repr=False)
     _latest: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
-    #: A page that outlives its server must not be shown what another window asked the next one.
+    #: Random start: a page of an earlier server must not receive another window's text.
     _count: int = field(default_factory=lambda: secrets.randbelow(800_000_000), repr=False)
     _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def ask(self, window: str, turn: int, text: str) -> tuple[int, Example]:
-        """Read a text.
+        """Trace a text.
 
-        window: who asks; of the texts that wait, each window's last alone is read.
-        turn: the number of the text in its window: requests may overtake each other on their way.
+        window: id of the browser window; of its waiting texts only the last is traced.
+        turn: the number of the text in its window: requests may arrive out of order.
 
-        Returns: the number of the example that it is from now on, and the example. The oldest of
-        several are dropped.
+        Returns: the number of the new example, and the example. Only the last few stay in memory.
 
-        Raises: SupersededError: a newer one of the window came meanwhile; HeadloomError: it cannot
-        be read.
+        Raises: SupersededError: a newer text of the window arrived; HeadloomError: it cannot be
+        read.
         """
         with self._counting:
             self._count += 1
@@ -70,13 +70,13 @@ class Asking:
         return number, example
 
     def example(self, number: int) -> Example | None:
-        """The example of a text that is still held."""
+        """Return the example of a text that is still in memory, else None."""
         return self._held.get(number)
 
     def of_text(self, text: str | None) -> Through | None:
-        """What the layers read and made on a text; None: the model did not read it, or cannot say.
+        """Return a function from a layer to its inputs and outputs on a text; None: not available.
 
-        A model runs one text at a time.
+        The model runs one text at a time.
         """
         through = self.through
         if text is None or through is None:

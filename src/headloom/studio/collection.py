@@ -1,7 +1,7 @@
-"""`Collection`: what the studio has open: traces, and a training's history where there is one.
+"""`Collection`: traces that are open in the studio, and a training's history where there is one.
 
-The server gives each piece of it under its path (`headloom.studio.routes`); an exported page and a
-notebook hold them all (`headloom.studio.pack`): the front end reads one set of paths everywhere.
+The server answers each piece of it under a path (`headloom.studio.routes`); an exported page and a
+notebook contain all of them (`headloom.studio.pack`), so the front end uses the same paths.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from headloom.version import __version__
 if TYPE_CHECKING:
     from headloom.studio.asking import Asking
 
-#: Cells of a layer up to which its heads are measured by all weights: some seconds.
+#: Layers of up to this many cells are measured on all weights: some seconds.
 _CHEAP_CELLS = 2**30
-#: The measures, axes to choose from; and the roles, what they are called and how they are drawn.
+#: The measures and the roles: their names, titles and colours.
 WORDS = {
     "measures": {measure.name: measure.title for measure in HEAD_MEASURES},
     "roles": [
@@ -54,11 +54,11 @@ WORDS = {
 
 
 def head_roles(trace: TraceData) -> list[list[JsonObject]]:
-    """By layer a list by head
+    """Return the role and the scores of each head, by layer.
 
     role      one of WORDS["roles"]
-    scores    {measure: score} of those that apply, as in `trace.heads()`, with few digits
-    chance    {measure: [mean, standard deviation]} of random weights of the same entropy
+    scores    {measure: score} of those that apply, as in `trace.heads()`, rounded
+    chance    {measure: [mean, standard deviation]} of random weights with the same entropy
     """
     layers: list[list[JsonObject]] = [[] for _ in trace.layers]
     cheap = all(math.prod(layer.shape) <= _CHEAP_CELLS for layer in trace.layers)
@@ -75,9 +75,9 @@ def head_roles(trace: TraceData) -> list[list[JsonObject]]:
 
 @dataclass(eq=False)
 class Example:
-    """A trace and what was worked out of it so far.
+    """A trace with its results so far.
 
-    text: what a model that is open read for it; None: another, or none, did.
+    text: the text that the open model read; None: the trace does not come from that model.
     """
 
     name: str
@@ -98,8 +98,9 @@ class Example:
 
     @cached_property
     def digest(self) -> str:
-        """Of a trace on disk the first 12 digits of its manifest's SHA-256: what is in it, whatever
-        it is called; "": the trace is in memory alone, or was taken away since it was opened.
+        """First 12 digits of the SHA-256 of the trace's manifest.
+
+        "": the trace is in memory only, or its folder was removed after it was opened.
         """
         try:
             content = (
@@ -110,7 +111,7 @@ class Example:
         return hashlib.sha256(content).hexdigest()[:12] if content else ""
 
     def description(self) -> JsonObject:
-        """The trace without its numbers."""
+        """Return the trace without its numbers, for the front end."""
         trace = self.trace
         return {
             "name": self.name,
@@ -153,11 +154,11 @@ class Example:
 
     @property
     def local(self) -> bool:
-        """Whether there are the means of layers: see `headloom.studio.sums`."""
+        """Whether the means of the layers are available: see `headloom.studio.sums`."""
         return all(layer.shape[1] <= LOCAL for layer in self.trace.layers)
 
     def values(self, number: int) -> Array | None:
-        """The norm of each key's value, float32 (heads, keys); None: they were not kept."""
+        """Return the norm of each key's value, float32 (heads, keys); None: not kept."""
         layer = self.trace.layers[number]
         norms = layer.value_norms
         if norms is None:
@@ -166,20 +167,20 @@ class Example:
         return repeated
 
     def sums(self, number: int, go_on: Callable[[], bool] = lambda: True) -> bytes:
-        """See `headloom.studio.sums.layer_sums`; of a layer whose pictures are exact."""
+        """Return `headloom.studio.sums.layer_sums` of a layer whose pictures are exact."""
         with self._summing:
             if number not in self._sums:
                 self._sums[number] = layer_sums(self.layers, number, self.values(number), go_on)
         return self._sums[number]
 
     def heads(self, wait: bool = False) -> JsonObject:
-        """What is known of every head.
+        """Return the measures of every head.
 
-            measures, roles   what they are called: see `WORDS`
-            kept              by layer, how many edges a row keeps at most
-            unkept            by layer and head, the mean mass that a row has on no kept edge
-            state             "measuring", "known", or "failed: ..." and why
-            heads             by layer and head, once they are known: see `head_roles`
+            measures, roles   names and titles: see `WORDS`
+            kept              by layer, the number of edges a row keeps at most
+            unkept            by layer and head, the mean mass of a row on edges that were not kept
+            state             "measuring", "known", or "failed: ..." with the reason
+            heads             by layer and head, once known: see `head_roles`
 
         wait: until they are known, which may take a while.
         """
@@ -206,7 +207,7 @@ class Example:
         return {"kept": kept, "unkept": unkept}
 
     def read_ahead(self) -> None:
-        """Make the pictures that are seen first."""
+        """Compute the pictures that are shown first."""
         for number in range(len(self.trace.layers)):
             if self.overviews.state(number) == "means":
                 self.overviews.means(number)
@@ -214,25 +215,25 @@ class Example:
                 self.overviews.kept(number)
 
     def settle(self) -> None:
-        """End what is worked out in a thread of its own."""
+        """Wait for the background thread to finish."""
         if self._measuring is not None:
             self._measuring.join()
 
     def _measure(self) -> None:
         try:
-            self.read_ahead()  # Pictures first: what takes long must not slow them.
+            self.read_ahead()  # Pictures first: the measures must not delay them.
             self._heads, self._state = head_roles(self.trace), "known"
         except Exception as error:
-            # A measure that fails on one trace must not take the pictures with it.
+            # A measure that fails must not stop the pictures.
             self._state = f"failed: {error}"
 
 
 @dataclass
 class Collection:
-    """Everything that is open.
+    """Traces, training history and model that are open.
 
-    damaged: of the traces beside them that cannot be read, which and why.
-    asking: a model that reads new texts, where one is open: see `headloom.studio.asking`.
+    damaged: one line for each trace that could not be read.
+    asking: a model that traces new texts, where one is open: see `headloom.studio.asking`.
     """
 
     title: str
@@ -245,7 +246,7 @@ class Collection:
     def __post_init__(self) -> None:
         if not self.examples or not all(example.trace.layers for example in self.examples):
             raise InputError("nothing to show: expected at least one trace, each with a layer.")
-        # A link names an example, so each has a name of its own.
+        # Links refer to examples by name, so names are unique.
         taken: set[str] = set()
         for example in self.examples:
             name, number = example.name, 2
@@ -256,12 +257,12 @@ class Collection:
 
     @cached_property
     def traces(self) -> str:
-        """Which traces are open: the same for those that lie on disk as they did, else its own."""
+        """Hash of the open traces; equal for the same traces on disk."""
         digests = [example.digest or secrets.token_hex(6) for example in self.examples]
         return hashlib.sha256("\n".join(digests).encode("ascii")).hexdigest()[:12]
 
     def opening(self) -> JsonObject:
-        """What the front end asks first."""
+        """Return the first message to the front end."""
         return {
             "title": self.title,
             "headloom": __version__,
@@ -276,17 +277,17 @@ class Collection:
         }
 
     def settle(self) -> None:
-        """End what is worked out in threads of their own."""
+        """Wait for all background threads to finish."""
         for example in self.examples:
             example.settle()
 
 
 def _flow_kinds(trace: TraceData) -> list[JsonObject]:
-    """Through which layers a token can be followed: of each kind of the trace one list.
+    """Return the layers through which a token can be followed, one entry for each kind.
 
     kind, layers   the kind, and the numbers of the layers that take part
     queries, keys  the sequences of the last layer's positions and of the input
-    note           what is passed over, in words, or None
+    note           what is left out, in words, or None
     """
     number = {id(layer): number for number, layer in enumerate(trace.layers)}
     kinds: list[JsonObject] = []
@@ -294,7 +295,7 @@ def _flow_kinds(trace: TraceData) -> list[JsonObject]:
         try:
             layers, queries, keys, _ = chosen_layers(trace, kind)
         except InputError:
-            continue  # Layers over parts that may not be the same: nothing leads through them.
+            continue  # These layers may split their input differently: no path leads through them.
         kinds.append(
             {
                 "kind": kind,
@@ -308,6 +309,6 @@ def _flow_kinds(trace: TraceData) -> list[JsonObject]:
 
 
 def name_of(trace: TraceData) -> str:
-    """A short name made of a trace's tokens."""
+    """Return a short name made from a trace's tokens."""
     texts = [running_text(shown(of)[:60]).strip() for of in trace.sequences.values()]
     return visible(" → ".join(texts), 100)

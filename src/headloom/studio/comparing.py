@@ -1,7 +1,7 @@
-"""`Comparison`: two traces side by side, for the studio's view of them.
+"""`Comparison`: two traces side by side, for the view Compare.
 
-The measures are those of `headloom compare`: see `headloom.analysis.compare`. They are worked out
-layer by layer while somebody asks.
+The measures are those of `headloom compare`: see `headloom.analysis.compare`. They are computed
+layer by layer, while requests come in.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from headloom.studio.tiles import Tile, as_tile
 if TYPE_CHECKING:
     from headloom.studio.collection import Example
 
-#: Edges of a head that are listed; seconds after which an answer waits for no further layer.
+#: Listed edges of a head; seconds after which an answer starts no further layer.
 _EDGES, _PATIENCE = 12, 0.3
 
 
 class Comparison:
-    """Two examples.
+    """Comparison of two examples.
 
-    layers: the numbers of the layers that are compared, in the first and in the second; none where
-    they cannot be.
+    layers: pairs of layer numbers, first and second; empty where they cannot be compared.
     """
 
     def __init__(self, first: Example, second: Example) -> None:
@@ -43,14 +42,13 @@ class Comparison:
         self._measuring = threading.Lock()
 
     def summary(self, wait: float = _PATIENCE) -> JsonObject:
-        """What is known of the pair, after so many seconds of work.
+        """Return the results so far, after `wait` seconds of work.
 
         names       of both
-        difference  the first token that differs, in a sentence; "": they are the same
+        difference  the first token that differs, in a sentence; "": none
         problem     why the two cannot be compared; "": they can
-        layers      pairs of layers that are compared: their numbers in both, whether both have
-                    whole matrices, how much each head changed, and by how much its mean
-                    entropy grew; null: not yet
+        layers      pairs of layers: their numbers in both, whether both have whole matrices, how
+                    much each head changed, and by how much its mean entropy grew; null: not yet
         whole       whether all of them are known
         """
         end = time.monotonic() + wait
@@ -79,7 +77,7 @@ class Comparison:
         }
 
     def edges(self, pair: tuple[int, int], head: int) -> JsonObject:
-        """The edges of a head that changed most, in order."""
+        """Return the edges of a head that changed most, in order."""
         edges = changed_edges(*self._layers(pair), head, _EDGES)[:_EDGES]
         names = ("query", "key", "before", "after")
         content: JsonObject = finite(
@@ -90,9 +88,9 @@ class Comparison:
     def tile(
         self, layers: tuple[int, int], tile: Tile, go_on: Callable[[], bool] = lambda: True
     ) -> bytes:
-        """A tile of the second's matrix less the first's: see `MatrixTiles.tile`.
+        """Return a tile of the second matrix minus the first: see `MatrixTiles.tile`.
 
-        Of kept edges alone it is the difference of these.
+        Where a trace has kept edges only, others count as 0.
         """
         before, after = (
             example.matrix.numbers(number, tile, go_on)

@@ -1,6 +1,6 @@
-"""`Corpus`: one head over all texts that are open.
+"""`Corpus`: one head over all open texts.
 
-Each answer reads some more of them: a page that shows a head asks again until all are read.
+Each answer reads some more texts: the page repeats its request until all are read.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from headloom.formats.tokens import shown, visible
 if TYPE_CHECKING:
     from headloom.studio.collection import Example
 
-#: Texts that are read for one layer, at most: evenly taken of more.
+#: Texts that are read for one layer at most; a larger collection is sampled evenly.
 TEXTS = 5000
-#: Layers that are held, and seconds of reading for an answer.
+#: Layers in memory, and seconds of reading for an answer.
 _HELD, _PATIENCE = 4, 0.4
-#: Tokens around an edge that are shown, and between its ends.
+#: Tokens shown around an edge, and between its ends at most.
 _AROUND, _BETWEEN = 5, 24
-#: Problems that are named.
+#: Problems that are listed.
 _PROBLEMS = 3
 
 
 class _Reading:
-    """The texts of a layer, those read and those to come."""
+    """Texts of a layer: those read and those waiting."""
 
     def __init__(self, examples: Sequence[Example], number: int, layer: int) -> None:
         self.layer = CorpusLayer(examples[number].trace, layer)
@@ -51,7 +51,7 @@ class _Reading:
 
 
 class Corpus:
-    """The heads of a collection over its texts. Safe to ask from several threads."""
+    """Heads of a collection over its texts; thread-safe."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
@@ -61,16 +61,16 @@ class Corpus:
     def head(
         self, number: int, layer: int, head: int, *, sinks: bool, wait: float = _PATIENCE
     ) -> JsonObject:
-        """What is known of a head of an example's model so far.
+        """Return the results so far for a head of an example's model.
 
-            texts, read     how many there are of the model, and how many were read
-            taken           how many are read in all: of more than 5,000 so many, evenly taken
-            others          texts of other models, which are left out
-            problems        of texts that cannot be read, and failed: how many
+            texts, read     number of texts of the model, and of those already read
+            taken           number of texts to read: at most 5,000, sampled evenly
+            others          number of texts of other models, which are skipped
+            failed          number of texts that could not be read; problems: the first few
             exemplars       example, query, key, weight, score, and pieces: [tokens, first] around
             spreads         by measure: see `headloom.analysis.heads.corpus.Spread`
             words           [word, share, count, mean]; bounds: whether they are lower bounds
-            whole           whether that is all
+            whole           whether all texts are read
 
         wait: seconds of reading.
         """
@@ -80,33 +80,34 @@ class Corpus:
             self._add(reading)
             if time.monotonic() > end:
                 break
-        found = reading.layer
+        results = reading.layer
         with self._adding:
             result: JsonObject = finite({
                 "texts": reading.fitting,
                 "taken": len(reading.texts),
                 "read": reading.next,
                 "others": reading.others,
-                "failed": reading.next - len(found.texts),
+                "failed": reading.next - len(results.texts),
                 "problems": reading.problems[:_PROBLEMS],
-                "bounds": found.bounds,
+                "bounds": results.bounds,
                 "quantiles": list(QUANTILES),
                 "exemplars": [
-                    self._shown(one, layer) for one in found.exemplars(head, sinks=sinks)
+                    self._shown(one, layer) for one in results.exemplars(head, sinks=sinks)
                 ],
                 "spreads": {
-                    name: dataclasses.asdict(spread) for name, spread in found.spreads(head).items()
+                    name: dataclasses.asdict(spread)
+                    for name, spread in results.spreads(head).items()
                 },
                 "words": [
                     [visible(word.word, 40), word.share, word.count, word.mean]
-                    for word in found.words(head, sinks=sinks)
+                    for word in results.words(head, sinks=sinks)
                 ],
                 "whole": reading.whole,
             })  # fmt: skip
         return result
 
     def _first(self, number: int, layer: int) -> int:
-        """The first example of the same model: all its texts are read once."""
+        """Return the first example of the same model, whose texts are read once."""
         models = [
             [(of.name, of.heads) for of in example.trace.layers[layer : layer + 1]]
             for example in self._examples
@@ -114,7 +115,7 @@ class Corpus:
         return models.index(models[number])
 
     def _add(self, reading: _Reading) -> None:
-        """Read the next text; one that cannot be read is named and left out."""
+        """Read the next text; list its problem and skip it where it cannot be read."""
         with self._adding:
             if reading.whole:
                 return
@@ -124,14 +125,14 @@ class Corpus:
             except HeadloomError as error:
                 reading.problems.append(str(error))
             except Exception as error:
-                # One odd text must not take the others with it.
+                # One bad text must not stop the others.
                 logging.getLogger(__name__).debug("a text of a corpus", exc_info=True)
                 name = visible(self._examples[text].name, 60)
                 reading.problems.append(f"{name}: {type(error).__name__}: {error}")
             reading.next += 1
 
     def _shown(self, one: Exemplar, layer: int) -> JsonObject:
-        """An exemplar with the tokens around both its ends."""
+        """Return an exemplar with the tokens around both its ends."""
         of_layer = self._examples[one.text].trace.layers[layer]
         queries, keys = shown(of_layer.query_tokens), shown(of_layer.key_tokens)
         first, last = sorted((one.query, one.key))
@@ -147,6 +148,6 @@ class Corpus:
 
 
 def _piece(tokens: Sequence[str], first: int, last: int) -> list[object]:
-    """The tokens from one place to another and some around them, and the place of the first."""
+    """Return the tokens of a range and some around it, and the position of the first."""
     start = max(0, first - _AROUND)
     return [[visible(token, 24) for token in tokens[start : last + 1 + _AROUND]], start]

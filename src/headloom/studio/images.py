@@ -1,7 +1,7 @@
-"""Images: which tokens are patches, and what a row looks at.
+"""Images: which tokens are patches, and the attention map of a row.
 
-The picture itself is in no trace. The page draws one that its reader chooses, and sends no part of
-it here but its rows and columns of pixels.
+A trace does not contain the picture. The page draws one that the user chooses, and sends only its
+size in pixels.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from headloom.formats.trace import TraceData
 from headloom.formats.traced_images import Size
 from headloom.studio.arrays import few_digits
 
-#: Patches that are named; cells of a map of pixels along a side, at most.
+#: Listed patches; cells of a map of pixels along a side at most.
 _NAMED, _MOST = 8, 128
 
 
 def patches(trace: TraceData) -> JsonObject:
-    """By sequence the row, the column and the image of each token; -1: it is no patch."""
+    """Return by sequence the row, column and image of each token; -1: not a patch."""
     found: dict[str, JsonObject] = {}
     for name in trace.sequences:
         if has_patches(trace, name):
@@ -36,10 +36,10 @@ def patches(trace: TraceData) -> JsonObject:
 def looks(
     trace: TraceData, number: int, head: int | None, query: int, image: int, size: Size | None
 ) -> JsonObject:
-    """problem: why there is no map, in one line; else the map, its mass, and the best patches."""
-    # Layers of their own, so that what is read of them can be let go.
+    """Return the map of a row, its mass and the strongest patches, or the `problem`."""
+    # Copies of the layers, so that their arrays can be freed.
     own = dataclasses.replace(trace, layers=tuple(map(dataclasses.replace, trace.layers)))
-    # Where patches are all that there is, they are the whole picture, whatever its size.
+    # Without a text, the patches cover the whole picture, whatever its size.
     of_pixels = "images" in own.positions.get(own.layers[number].keys_from, {})
     image, size = (image, size) if of_pixels else (0, None)
     try:
@@ -68,7 +68,7 @@ def looks(
 
 
 def _pooled(weights: Tensor) -> Tensor:
-    """The sums of a map over cells of pixels, at most 128 along each side."""
+    """Sum a map over cells of pixels, at most 128 along each side."""
     for side, pixels in enumerate(weights.shape):
         if pixels > _MOST:
             ends = torch.arange(pixels) * _MOST // pixels

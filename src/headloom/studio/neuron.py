@@ -1,8 +1,8 @@
 """`Neurons`: one edge of a head number by number, and one token through the head.
 
-What a trace keeps of a layer - queries, keys, all that enters the scores - makes each score and
-each weight in float64, from the products on: see `headloom.analysis.worked_row`. What enters a
-layer, its values and its output are those of a model that is open beside it, where there is one.
+Scores and weights are computed in float64 from what the trace keeps of a layer (queries, keys, all
+that enters the scores): see `headloom.analysis.worked_row`. The layer's input, values and output
+come from the open model, where there is one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from headloom.formats.trace import TraceLayer
 from headloom.studio.arrays import Layers
 from headloom.studio.tiles import MatrixTiles
 
-#: Keys of a row that are listed, at most: the strongest, and the one in question.
+#: Listed keys of a row at most: the strongest, and the selected one.
 LISTED = 48
 _OPEN_THE_MODEL = "Open the model itself, headloom view MODEL, and type the text into its box."
 
 
 @dataclass(frozen=True, eq=False)
 class LayerNumbers:
-    """What a layer of a model read and made on one text, that a trace does not keep.
+    """Inputs and outputs of a layer on one text that a trace does not keep.
 
-    queries_from: what entered it, (queries, width), after the model's norm.
+    queries_from: the input of the layer, (queries, width), after the model's norm.
     values: (kv_heads, keys, value_depth). output: sum_j w_ij v_j, (heads, queries, value_depth).
-    W_O: (heads, value_depth, width), or None where it could not be told. b_O: whether a bias
-        follows it. biases: whether projections have some.
-    turned: whether queries and keys are turned by their positions after the projection.
-    projected: the queries before that turn, (heads, queries, depth); None: they could not be told.
+    W_O: (heads, value_depth, width); None: unknown. b_O: whether a bias follows it. biases:
+        whether the projections have biases.
+    turned: whether queries and keys are rotated by their positions after the projection.
+    projected: the queries before that rotation, (heads, queries, depth); None: unknown.
     shifted: whether positions add to the values, as Shaw's do: then z is the model's own.
     """
 
@@ -52,27 +52,27 @@ class LayerNumbers:
     shifted: bool = False
 
 
-#: From the path of a layer to its numbers. Raises: HeadloomError: they cannot be had.
+#: Function from the path of a layer to its numbers. Raises: HeadloomError: not available.
 Through = Callable[[str], LayerNumbers]
 
 
 class Neurons:
-    """The rows of a trace, worked through. Safe to ask from several threads."""
+    """Rows of a trace, computed step by step; thread-safe."""
 
     def __init__(self, layers: Layers, matrix: MatrixTiles) -> None:
         self._layers, self._matrix = layers, matrix
         self._remedy = remedy(layers.trace.model.get("given"))
 
     def edge(self, number: int, head: int, query: int, key: int) -> JsonObject:
-        """One edge, and the row that it is in.
+        """Return one edge, and the row that it is in.
 
-            missing     why queries and keys are not there, and the remedy; None: they are
+            missing     why queries and keys are missing, and the remedy; None: they are there
             q, k        (depth,); products: q_d k_d
             terms       from their sum to the score, each [name, how, value, result]
             listed      the strongest keys of the row, and this one: key, dot, score, exponential,
                         weight of each, and the keys themselves as `ks`
             softmax     largest, total, sink, lse, count of allowed keys, weight of those not listed
-            weight, score   of the edge; of the trace: what the studio shows of the cell elsewhere
+            weight, score   of the edge; trace: the same cell by `MatrixTiles.cell`
 
         Scores of hidden keys are None.
         """
@@ -88,7 +88,7 @@ class Neurons:
             "ks": row.k, "dots": row.dots, "scores": row.scores, "exponentials": row.exponentials,
             "weights": row.weights,
         }  # fmt: skip
-        found = {
+        numbers = {
             "missing": None,
             "depth": row.depth,
             "scaling": row.scaling,
@@ -99,7 +99,7 @@ class Neurons:
             "terms": [dataclasses.astuple(term) for term in row.terms(key)],
             "listed": {
                 "keys": places,
-                **{name: numbers[places].tolist() for name, numbers in columns.items()},
+                **{name: column[places].tolist() for name, column in columns.items()},
             },
             "softmax": {
                 "largest": row.largest,
@@ -115,19 +115,19 @@ class Neurons:
             "score": float(row.scores[key]),
             "trace": shown,
         }
-        whole: JsonObject = finite(found)
-        return whole
+        cleaned: JsonObject = finite(numbers)
+        return cleaned
 
     def through(
         self, number: int, head: int, query: int, key: int, model: Through | None
     ) -> JsonObject:
-        """The steps of one token through the head, as far as trace and model have them.
+        """Return the steps of one token through the head, as far as trace and model have them.
 
-        steps     [number, name, formula, sentence, missing]: missing is what is not there,
-                  with the remedy, or None
+        steps     [number, name, formula, sentence, missing]: missing is what is missing, with the
+                  remedy, or None
         x         what enters the layer, (width,), or None
-        q         the query before it is turned by its position, (depth,), or None
-        turned    whether it is; then `edge` has it after the turn
+        q         the query before its rotary position embedding, (depth,), or None
+        turned    whether there is one; then `edge` has the query after it
         values    of the keys that `edge` lists, or None
         z         sum_j w_j v_j, or None; z_difference: from the model's own
         part      z W_O of this head, its part of the layer's output, or None
@@ -178,21 +178,23 @@ def _steps(
     without: str | None,
     closed: str | None,
 ) -> list[list[str | int | None]]:
-    """What is said of each step, and what is missing of it."""
-    enters = closed and f"A trace does not keep what enters a layer. {closed}"
-    values = closed and f"A trace keeps the norms of values alone. {closed}"
+    """Return the wording of each step, and what it lacks."""
+    enters = closed and f"A trace does not keep the input of a layer. {closed}"
+    values = closed and f"A trace keeps only the norms of the values. {closed}"
     after = values
     if numbers is not None and numbers.W_O is None:
-        after = "The output matrix of this layer, W_O, could not be told."
+        after = "The output matrix of this layer, W_O, is not known."
     shaw_scores = layer.positions == "shaw"
     shaw_values = numbers is not None and numbers.shifted
     depth, alibi = _depth(layer), layer.positions == "alibi"
     scale = six_steps.scale(depth, 2, alibi=alibi)
     if row is not None and row.scaling != f"/ √{depth}":
         formula = f"S {row.scaling}" if layer.scale != 1 else "S, not scaled"
-        scale = dataclasses.replace(scale, formula=formula, sentence="This model scales so.")
+        scale = dataclasses.replace(
+            scale, formula=formula, sentence="This is how the model scales."
+        )
     biases = None if numbers is None else numbers.biases
-    said: list[tuple[Wording, str | None]] = [
+    steps: list[tuple[Wording, str | None]] = [
         (six_steps.inputs(layer.kind, embedded=False, placed=False), enters),
         (six_steps.project(layer.kind, biases=biases), without),
         *([(six_steps.turn(), None)] if _turned(layer, numbers) else []),
@@ -205,7 +207,7 @@ def _steps(
     ]
     return [
         [words.number, words.name, words.formula, words.sentence, missing]
-        for words, missing in said
+        for words, missing in steps
     ]
 
 
@@ -214,7 +216,7 @@ def _turned(layer: TraceLayer, numbers: LayerNumbers | None) -> bool:
 
 
 def _hidden(layer: TraceLayer, row: WorkedRow | None) -> Hidden:
-    """What the mask hides from a query."""
+    """Return what the mask hides from a query."""
     if layer.mask is None:
         return "unknown"
     if layer.mask == "causal":

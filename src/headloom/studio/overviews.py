@@ -1,16 +1,15 @@
 """`Overviews`: every head of a trace as a small picture of block means.
 
-A picture is uint8, (blocks of queries, blocks of keys), at most 128 x 128 of them, or 32 x 32 where
-thousands of heads are seen at once:
+A picture is uint8, (blocks of queries, blocks of keys), at most 128 x 128, or 32 x 32 where
+thousands of heads are shown at once:
 
     shade = 255 mass^(1/4)      mass = mean weight of the block's cells times the keys of a block
 
-so mass is the share of a row that such a block holds, 0 to 1, and the same in every block where a
-row is even. With at most 128 tokens a block is a cell. The shade `NONE` is of blocks with a weight
-that is not a number.
+so mass is a row's share in a block, 0 to 1, equal in all blocks for a uniform row. With at most
+128 tokens a block is a cell. The shade `NONE` marks blocks with a weight that is not a number.
 
-There are two kinds. `kept` are made of the kept edges, at once; what was not kept counts as 0.
-`means` are of all cells: of kept edges where none was left out, else from queries and keys.
+There are two kinds. `kept` use the kept edges and are ready at once; other edges count as 0.
+`means` use all cells: the kept edges where all were kept, else queries and keys.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from headloom.studio.arrays import Array, Layers
 
 #: The shade of a block with a weight that is not a number.
 NONE = 1
-#: Blocks of a picture along each side, at most; fewer where there are more than so many dots.
+#: Blocks of a picture along each side at most; SMALL where there would be more than _MANY_DOTS.
 MOST, SMALL, _MANY_DOTS = 128, 32, 2**23
-#: Cells of a layer up to which the means of all its heads are made in one pass.
+#: Layers of up to this many cells have the means of all heads computed in one pass.
 _AT_ONCE = 2**24
-#: Cells of a trace up to which its pictures are exact from the start: a tenth of a second.
+#: Traces of up to this many cells have exact pictures from the start: a tenth of a second.
 _CHEAP_CELLS = 2**26
 
 #: means: exact at once; later: the kept edges at once, exact after a while; kept: never exact.
@@ -39,7 +38,7 @@ State = Literal["means", "later", "kept"]
 
 
 def shades(means: Array, keys_of_a_block: int) -> Array:
-    """Block means as the numbers of a picture; one that is not a number is `NONE`."""
+    """Convert block means to the shades of a picture; NaN becomes `NONE`."""
     mass = means.astype(np.float32) * np.float32(keys_of_a_block)
     none = np.isnan(mass)
     mass[~(mass > 0)] = 0
@@ -51,9 +50,9 @@ def shades(means: Array, keys_of_a_block: int) -> Array:
 
 
 class Overviews:
-    """The pictures of a trace. Safe to ask from several threads.
+    """Pictures of a trace; thread-safe.
 
-    side: blocks along a side, at most.
+    side: blocks along a side at most.
     """
 
     def __init__(self, layers: Layers) -> None:
@@ -77,7 +76,7 @@ class Overviews:
         self._cheap = sum(passes) <= _CHEAP_CELLS
 
     def state(self, number: int) -> State:
-        """Which pictures of a layer there are to be."""
+        """Return which pictures a layer gets."""
         if self._complete[number]:
             return "means"
         if self._layers.trace.layers[number].data.has_matrix:
@@ -85,7 +84,7 @@ class Overviews:
         return "kept"
 
     def kept(self, number: int) -> bytes:
-        """The pictures of the kept edges, of all heads."""
+        """Return the pictures of all heads from the kept edges."""
         if number not in self._kept:
             arrays, sizes = self._layers[number], self._sizes(number)
             means = edge_means(arrays.keys, arrays.weights, arrays.length, sizes)
@@ -96,16 +95,16 @@ class Overviews:
             if matrix is not None:
                 means = layer_means(matrix, sizes).numpy()
             else:
-                # Of such a row no edge was kept, and which keys the mask hides is not known.
+                # Such a row kept no edge, and its mask is not known.
                 starts = np.arange(0, none.shape[1], sizes[0])
                 means[np.logical_or.reduceat(none, starts, 1)] = np.nan
             self._kept[number] = shades(means, sizes[1]).tobytes()
         return self._kept[number]
 
     def means(self, number: int, go_on: Callable[[], bool] = lambda: True) -> bytes:
-        """The exact pictures of all heads, of a layer whose state is not "kept".
+        """Return the exact pictures of all heads of a layer whose state is not "kept".
 
-        go_on: asked now and then. Raises: InterruptedError: it said no.
+        go_on: called now and then. Raises: InterruptedError: it returned False.
         """
         if self._complete[number]:
             return self.kept(number)

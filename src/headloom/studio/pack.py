@@ -1,20 +1,20 @@
-"""`pack`: every piece of a collection in one JSON object, for a page and for a notebook.
+"""`pack`: all pieces of a collection as one JSON object, for a page and for a notebook.
 
     {"path": [form, text], ...}
 
-    form ""           text is JSON as it stands
-    form "4:n"        n bytes of numbers of 4 bytes: all first bytes come first, then all second
-                      bytes, ...; as a zlib stream, in base 85
-    form "below:c,n"  n bytes, each less the one c before it, packed likewise: pictures of c columns
+    form ""           text is JSON
+    form "4:n"        n bytes of numbers of 4 bytes as byte planes (all first bytes, then all second
+                      bytes, ...), as a zlib stream, in base 85
+    form "below:c,n"  n bytes, each minus the one c before it, packed alike: pictures of c columns
     form "edges:r,k,s,w,f"
-                      r rows of k edges, packed likewise: float32 weights, their bits moved down by
+                      r rows of k edges, packed alike: float32 weights, their bits shifted right by
                       s; f facts of each row, of 4 bytes each, as lse, entropy, rest and count; keys
-                      of w bytes, each less the one before it. A row's edges stand by their keys,
-                      and are read by their weights, strongest first.
+                      of w bytes, each minus the one before it. Edges of a row are stored by key;
+                      readers sort them by weight, strongest first.
 
-Numbers that are alike have first bytes alike: taken apart, the edges of a trace take about half;
-keys in order take a third of what they take in the order of weights. In base 85 four bytes are five
-letters, none of which JSON or HTML writes otherwise.
+Similar numbers have equal first bytes: byte planes halve the size of a trace's edges; sorted keys
+take a third of the size of keys in the order of weights. Base 85 writes four bytes as five letters,
+none of which JSON or HTML escapes.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from headloom.studio.sums import layer_mean, most_kept
 
 #: Edges of a page at most, about 50 MB.
 _MOST_EDGES = 10_000_000
-#: Edges from which a page holds numbers with 4 digits in place of 7: 11 bits fewer of a float32.
+#: From this many edges on, a page has numbers of 4 digits, not 7: 11 bits fewer of a float32.
 _MANY_EDGES, _FEWER_BITS = 200_000, 11
-#: The digits of base 85: those of Python's `base64.b85encode`, but for the signs of markup.
+#: The digits of base 85: those of Python's `base64.b85encode`, without the signs of markup.
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _DIGITS = np.frombuffer((_LETTERS + "!#$%,()*+-;.=/?@^_`{|}~").encode("ascii"), np.uint8)
 
 
 def pack(collection: Collection) -> dict[str, list[object]]:
-    """All pieces, with the roles of the heads worked out.
+    """Return all pieces, with the roles of the heads.
 
     Raises: InputError: too many edges for one page.
     """
     count = sum(_edge_count(example) for example in collection.examples)
     if count > _MOST_EDGES:
         raise InputError(
-            f"page: {count:,} edges are too many for one page, which holds {_MOST_EDGES:,}. Keep "
-            "fewer (--keep 8), choose a shorter text, or look at it by headloom view."
+            f"page: {count:,} edges are too many for one page; the limit is {_MOST_EDGES:,}. Keep "
+            "fewer (--keep 8), choose a shorter text, or open it with headloom view."
         )
     return dict(_pieces(collection, _FEWER_BITS if count >= _MANY_EDGES else 0))
 
@@ -63,7 +63,7 @@ def _edge_count(example: Example) -> int:
 
 
 def _pieces(collection: Collection, left_out: int) -> Iterator[tuple[str, list[object]]]:
-    """left_out: bits of a float32 that are left out."""
+    """Yield each path with its piece. left_out: low bits of a float32 to drop."""
     yield "open", ["", {**collection.opening(), "digits": 4 if left_out else 7}]
     for place, example in enumerate(collection.examples):
         root = f"examples/{place}"
@@ -98,7 +98,7 @@ def _pieces(collection: Collection, left_out: int) -> Iterator[tuple[str, list[o
 
 
 def _description(example: Example) -> JsonObject:
-    """As a page has it: nothing comes later."""
+    """Describe an example for a page, where no picture comes later."""
     description = example.description()
     for layer in description["layers"]:
         layer["picture"] = "kept" if layer["picture"] == "kept" else "means"
@@ -106,17 +106,17 @@ def _description(example: Example) -> JsonObject:
 
 
 def _edges(arrays: LayerArrays, head: int, block: int, left_out: int) -> list[object]:
-    """The edges of a block of rows of a head."""
+    """Pack the edges of a block of rows of a head."""
     rows = len(arrays.keys[head, block * BLOCK : (block + 1) * BLOCK])
     shape = rows, arrays.kept, 2 if arrays.length < SHORT else 4, 4
     return _rows(arrays.edges(head, block), shape, left_out)
 
 
 def _rows(content: bytes, shape: tuple[int, int, int, int], left_out: int) -> list[object]:
-    """Rows of edges by their keys, without the last bits of weights and of what is said of rows.
+    """Pack rows of edges by key, without the low bits of weights and facts.
 
-    shape: how many rows, edges of a row, bytes of a key, and facts of a row, of which all but the
-    last are float32. content: weights, facts and keys, as `LayerArrays.edges` gives them.
+    shape: number of rows, edges of a row, bytes of a key, and facts of a row, all float32 but the
+    last. content: weights, facts and keys, as from `LayerArrays.edges`.
     """
     rows, kept, width, facts_of_a_row = shape
     numbers = rows * (kept + facts_of_a_row)
@@ -136,21 +136,21 @@ def _rows(content: bytes, shape: tuple[int, int, int, int], left_out: int) -> li
 
 
 def _rounded(bits: Array, left_out: int) -> Array:
-    """The bits of float32 numbers, each to the nearest one whose last bits are 0."""
+    """Round the bits of float32 numbers to the nearest whose low bits are 0."""
     if not left_out:
         return bits
     half, gone = np.uint32(1 << (left_out - 1)), np.uint32(left_out)
-    found: Array = (bits + half) >> gone << gone
-    return found
+    rounded: Array = (bits + half) >> gone << gone
+    return rounded
 
 
 def _numbers(content: bytes, left_out: int) -> list[object]:
-    """Numbers of float32, without their last bits."""
+    """Pack float32 numbers without their low bits."""
     return _packed(_rounded(np.frombuffer(content, "<u4"), left_out).tobytes())
 
 
 def _pictures(example: Example, number: int, content: bytes) -> list[object]:
-    """Pictures of a layer's heads: where one dot is light, the one below it often is."""
+    """Pack the pictures of a layer's heads as differences of rows, which are often similar."""
     _, queries, keys = example.trace.layers[number].shape
     _, across = block_sizes(queries, keys, example.overviews.side)
     columns = -(-keys // across)
@@ -161,23 +161,23 @@ def _pictures(example: Example, number: int, content: bytes) -> list[object]:
 
 
 def _packed(content: bytes, width: int = 4) -> list[object]:
-    """Bytes of numbers of a width."""
+    """Pack the bytes of numbers of a width."""
     return [f"{width}:{len(content)}", _compressed([(width, content)])]
 
 
 def _compressed(parts: list[tuple[int, bytes]]) -> str:
-    """First bytes of a part's numbers first, then the second ones, ...: zlib, in base 85."""
+    """Compress the byte planes of each part by zlib, in base 85."""
     stream = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_FILTERED)
     done = []
     for width, part in parts:
         for plane in np.frombuffer(part, np.uint8).reshape(-1, width).T:
-            # A block for each: their bytes have frequencies of their own.
+            # A zlib block for each plane: their byte frequencies differ.
             done += [stream.compress(plane.tobytes()), stream.flush(zlib.Z_BLOCK)]
     return _in_base_85(b"".join((*done, stream.flush())))
 
 
 def _in_base_85(content: bytes) -> str:
-    """Five digits for four bytes, the highest first; n bytes that are left over give n + 1."""
+    """Encode four bytes as five digits, the highest first; a rest of n bytes as n + 1."""
     missing = -len(content) % 4
     words = np.frombuffer(content + bytes(missing), ">u4").astype(np.uint32)
     digits = np.empty((len(words), 5), np.uint8)

@@ -31,7 +31,7 @@ _SHELL = """<!doctype html>
 </head>
 <body>
 <div id="headloom-studio"><p class="headloom-opening">Opening the studio …</p></div>
-<noscript>This page draws its pictures with a script, which is switched off here.</noscript>
+<noscript>This page needs JavaScript, which is switched off here.</noscript>
 {data}{script}
 </body>
 </html>
@@ -47,15 +47,15 @@ def export_page(
     history: TrainingHistory | None = None,
     summary: JsonMapping | None = None,
 ) -> None:
-    """Write one HTML file that shows traces in a browser, offline, with nothing beside it.
+    """Write one self-contained HTML file that shows traces in a browser, offline.
 
     Args:
-        path: the file; replaced if it is there.
+        path: the file; an existing one is replaced.
         traces: the examples to choose from; at least one.
-        title: what the page is called.
-        names: a short name for each example; None: made of its tokens.
-        history: of a training: `headloom.studio.training.run_history`.
-        summary: what else to say of the run: {"exact match": "99.4 %", ...}, in order.
+        title: of the page.
+        names: a short name for each example; None: made from its tokens.
+        history: of a training, from `headloom.studio.training.run_history`.
+        summary: further facts of the run, in order: {"exact match": "99.4 %", ...}.
 
     Raises: InputError: nothing to show; DataError: the file cannot be written.
     """
@@ -73,7 +73,7 @@ def collect(
     history: TrainingHistory | None = None,
     summary: JsonMapping | None = None,
 ) -> Collection:
-    """What is to be shown; takes what `export_page` takes."""
+    """Return the collection to show; arguments are those of `export_page`."""
     names = [name_of(trace) for trace in traces] if names is None else names
     return Collection(
         title,
@@ -84,10 +84,10 @@ def collect(
 
 
 def page_html(collection: Collection) -> str:
-    """The page that `export_page` writes, as text.
+    """Return the page that `export_page` writes, as text.
 
-    Its policy lets it load nothing and run no script but its own, which are known by their hashes;
-    all it shows is set as text.
+    Its content security policy allows no requests and only the page's own script and style, by
+    their hashes.
     """
     code, rules = script(), style()
     policy = (
@@ -106,12 +106,12 @@ def page_html(collection: Collection) -> str:
 
 
 def shell(title: str, style: str, script: str, policy: str = "", data: str = "") -> str:
-    """The markup around the studio: of a page with its data, or of the server's."""
+    """Return the markup around the studio, of a page with its data or of the server's page."""
     meta = '\n<meta http-equiv="Content-Security-Policy" content="{}">'
     return _SHELL.format(
         policy=meta.format(html.escape(policy, quote=False)) if policy else "",
         version=html.escape(__version__),
-        # HTML lacks control characters.
+        # HTML allows no control characters.
         title=html.escape("".join(c for c in title if c.isprintable())),
         style=style,
         data=data,
@@ -120,12 +120,12 @@ def shell(title: str, style: str, script: str, policy: str = "", data: str = "")
 
 
 def script() -> str:
-    """The script, a JavaScript module whose default export is an anywidget."""
+    """Return the script, a JavaScript module whose default export is an anywidget."""
     return _built("studio.js")
 
 
 def style() -> str:
-    """The style sheet."""
+    """Return the style sheet."""
     return _built("studio.css")
 
 
@@ -134,7 +134,7 @@ def _built(name: str) -> str:
         return resources.files("headloom.studio").joinpath("static", name).read_text("utf-8")
     except FileNotFoundError:
         raise InputError(
-            "the studio's front end is not built here. In a clone of the repository, run "
+            "the studio's front end is not built. In a clone of the repository, run "
             "scripts/studio (make setup does)."
         ) from None
 
@@ -144,5 +144,5 @@ def _digest(content: str) -> str:
 
 
 def _inert(text: str) -> str:
-    """JSON that can stand within a script element: nothing that could end it."""
+    """Escape JSON so that it cannot end the script element it stands in."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,7 +1,7 @@
-"""What the studio's server answers: a table from paths to the pieces of a collection.
+"""`ROUTES`: a table from the paths of the studio's server to the pieces of a collection.
 
-A path names an example, a layer, a head by their numbers (`Place`); what is not there is said in
-one line. Numbers are little-endian; see the modules that make them.
+A path names an example, a layer, a head by their numbers (`Place`); a missing one is answered by a
+404 and one line. Numbers are little-endian; see the modules that make them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from headloom.studio.sums import layer_mean
 from headloom.studio.tiles import SIDE, Tile, top_level
 
 UNCACHED = {"Cache-Control": "no-store"}
-#: Comparisons that are held.
+#: Comparisons in memory.
 _HELD = 8
-#: Pixels along a side of a picture, at most.
+#: Pixels along a side of a picture at most.
 _PIXELS = 2**20
-#: Bytes of a text from which on it is compressed.
+#: Texts from this many bytes on are compressed.
 _PACKED = 2**14
-#: Seconds between two looks whether a browser still waits.
+#: Seconds between two checks that the browser still waits.
 _LOOK = 0.2
 
 
 class Opened:
-    """A collection, with what is worked out for its server alone."""
+    """Collection with the results that only a server has."""
 
     def __init__(self, collection: Collection) -> None:
         self.collection = collection
@@ -52,34 +52,36 @@ class Opened:
         self._compared = lru_cache(_HELD)(Comparison)
 
     def example(self, number: int) -> Example:
-        """The example of a number: one that was opened, or a text that the model read."""
+        """Return the example of a number: an open trace, or a text that the model read."""
         examples, asking = self.collection.examples, self.collection.asking
         if asking is not None and number >= FIRST:
             asked = asking.example(number)
             if asked is None:
-                raise HTTPException(404, "this text is no longer held: type it again")
+                raise HTTPException(404, "this text is no longer in memory: type it again")
             return asked
         return examples[within("example", number, len(examples))]
 
     def comparison(self, first: int, second: int) -> Comparison:
-        """Two examples side by side; those asked for last are held."""
+        """Return the comparison of two examples; the last few stay in memory."""
         if first == second:
-            raise HTTPException(404, "a trace is compared with another one: give two numbers")
+            raise HTTPException(
+                404, "a trace cannot be compared with itself: give two different numbers"
+            )
         return self._compared(self.example(first), self.example(second))
 
 
 def within(what: str, number: int, count: int) -> int:
-    """A number, where there are so many."""
+    """Return a number below a count; raise a 404 where it is not."""
     if number >= count:
-        known = f"they are 0 to {count - 1}" if count else "there is none"
+        known = f"expected 0 to {count - 1}" if count else "there is none"
         raise HTTPException(404, f"there is no {what} {number}: {known}")
     return number
 
 
 class Place:
-    """What a path names, looked up when it is asked for.
+    """Parts of a path, looked up on demand.
 
-    go_on: whether somebody still waits; asked now and then by what takes long.
+    go_on: whether the browser still waits; long computations call it now and then.
     Raises: HTTPException: it is not there.
     """
 
@@ -87,46 +89,43 @@ class Place:
         self.opened, self._path, self.go_on = opened, path, go_on
 
     def number(self, name: str) -> int:
-        """A part of the path that is a number: decimal digits, in one spelling."""
+        """Return a part of the path that is a number: decimal digits without leading zeros."""
         if not re.fullmatch(r"0|[1-9][0-9]{0,8}", self._path[name]):
             raise HTTPException(404, f"{name}: expected a number of at most 9 digits")
         return int(self._path[name])
 
     def under(self, name: str, count: int) -> int:
-        """A part of the path that is one of so many numbers."""
+        """Return a part of the path that is a number below a count."""
         return within(name, self.number(name), count)
 
     def choice(self, name: str, *choices: str) -> str:
-        """A part of the path that is one of some words."""
+        """Return a part of the path that is one of some words."""
         if self._path[name] not in choices:
             raise HTTPException(404, f"{name}: expected {' or '.join(choices)}")
         return self._path[name]
 
     @cached_property
     def example(self) -> Example:
-        """The example; of two that are compared, the first."""
+        """Example of the path; of two that are compared, the first."""
         return self.opened.example(self.number("example"))
 
     @cached_property
     def layer(self) -> int:
-        """The number of a layer."""
         return self.under("layer", len(self.example.trace.layers))
 
     @property
     def of_layer(self) -> TraceLayer:
-        """The layer."""
         return self.example.trace.layers[self.layer]
 
     @property
     def exact(self) -> int:
-        """A layer whose pictures and sums are exact."""
+        """Number of a layer whose pictures and sums are exact."""
         if self.example.overviews.state(self.layer) == "kept":
-            raise HTTPException(404, "this layer has its kept edges alone")
+            raise HTTPException(404, "this layer has kept edges only")
         return self.layer
 
     @cached_property
     def head(self) -> tuple[int, int]:
-        """The numbers of a layer and of one of its heads."""
         return self.layer, self.under("head", self.of_layer.heads)
 
     @cached_property
@@ -137,7 +136,6 @@ class Place:
 
     @cached_property
     def tile(self) -> Tile:
-        """A tile of a matrix."""
         _, queries, keys = self.of_layer.shape
         of, level = (
             self.choice("of", "max", "mass"),
@@ -149,37 +147,36 @@ class Place:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """Two examples side by side."""
         return self.opened.comparison(self.number("example"), self.number("other"))
 
     @cached_property
     def compared(self) -> tuple[int, int]:
-        """The numbers of a layer in both of them."""
+        """Numbers of a layer in both of them."""
         pairs = dict(self.comparison.layers)
         if self.layer not in pairs:
             why = self.comparison.problem or "the other trace has no layer of its kind and index"
-            raise HTTPException(404, f"layer {self.layer} is not compared: {why}")
+            raise HTTPException(404, f"layer {self.layer} cannot be compared: {why}")
         return self.layer, pairs[self.layer]
 
     @property
     def model(self) -> Through | None:
-        """What the layers of an open model read and made on this text."""
+        """Inputs and outputs of the open model's layers on this text."""
         asking = self.opened.collection.asking
         return None if asking is None else asking.of_text(self.example.text)
 
 
 @dataclass(frozen=True)
 class Soon:
-    """JSON that is not whole yet: the page asks again."""
+    """Incomplete JSON: the page repeats its request."""
 
     content: JsonObject
 
 
-#: What a path gives: JSON, or numbers as bytes; the same as long as the server runs, but of `Soon`.
+#: Answer to a path: JSON, or numbers as bytes; constant while the server runs, except `Soon`.
 Piece = JsonObject | bytes | Soon
 
 
-def _as_far(content: JsonObject) -> Piece:
+def _so_far(content: JsonObject) -> Piece:
     return content if content["whole"] else Soon(content)
 
 
@@ -191,7 +188,7 @@ def _heads(at: Place) -> Piece:
 def _values(at: Place) -> Piece:
     norms = at.example.values(at.layer)
     if norms is None:
-        raise HTTPException(404, "this trace did not keep the norms of its values")
+        raise HTTPException(404, "this trace has no norms of its values")
     return bytes(norms.astype("<f4").tobytes())
 
 
@@ -221,16 +218,16 @@ def _looks(at: Place) -> Piece:
 
 
 def _corpus(at: Place) -> Piece:
-    # A text that was typed is none of the corpus.
+    # A typed text is not in the corpus.
     number = at.under("example", len(at.opened.collection.examples))
     sinks = at.choice("sinks", "all", "without-sinks") == "all"
-    return _as_far(at.opened.corpus.head(number, *at.head, sinks=sinks))
+    return _so_far(at.opened.corpus.head(number, *at.head, sinks=sinks))
 
 
 def _history(at: Place) -> Piece:
     history = at.opened.collection.history
     if history is None:
-        raise HTTPException(404, "this is no run: there is no history")
+        raise HTTPException(404, "this is not a run: there is no history")
     return history.description
 
 
@@ -239,9 +236,9 @@ def _history_layer(at: Place) -> Piece:
     name = at.choice("name", "weights", "products")
     arrays = {} if history is None else getattr(history, name)
     if layer not in arrays:
-        raise HTTPException(404, f"there are no {name} of layer {layer} in a history")
-    found: bytes = arrays[layer]
-    return found
+        raise HTTPException(404, f"the history has no {name} of layer {layer}")
+    content: bytes = arrays[layer]
+    return content
 
 
 _EXAMPLE = "examples/{example}"
@@ -250,20 +247,20 @@ _HEAD = _LAYER + "/heads/{head}"
 _PAIR = "compare/{example}/{other}"
 _TILE = "{of}/{level}/{row}/{column}"
 
-#: By its path below /api/ what each piece is.
+#: The pieces by their paths below /api/.
 ROUTES: dict[str, Callable[[Place], Piece]] = {
     # Title, summary, names of the examples, whether there is a history.
     "open": lambda at: {**at.opened.collection.opening(), "live": True},
     # A trace without its numbers: tokens, layers, exactness.
     _EXAMPLE: lambda at: at.example.description(),
-    # Measures and roles of every head, as soon as they are known.
+    # Measures and roles of every head, once they are known.
     _EXAMPLE + "/heads": _heads,
     # Small pictures of a layer's heads, of kept edges and exact: see `overviews`.
     _LAYER + "/kept": lambda at: at.example.overviews.kept(at.layer),
     _LAYER + "/means": lambda at: at.example.overviews.means(at.exact, at.go_on),
     # float32 (heads, keys): the norms of the values.
     _LAYER + "/values": _values,
-    # What each key gets from all queries, exact, and the mean of the heads: see `sums`.
+    # The exact column sums, and the mean of the heads: see `sums`.
     _LAYER + "/sums": lambda at: at.example.sums(at.exact, at.go_on),
     _LAYER + "/mean": _mean,
     # The kept edges of 1,024 rows, and the rows that look at a key: see `arrays`.
@@ -278,10 +275,10 @@ ROUTES: dict[str, Callable[[Place], Piece]] = {
     # Patches of images, and the map of a row over one.
     _EXAMPLE + "/patches": lambda at: patches(at.example.trace),
     _LAYER + "/looks/{head}/{query}/{image}/{rows}/{columns}": _looks,
-    # A head over the texts of its example's model, as far as they were read.
+    # A head over the texts of its example's model, so far.
     "corpus/{example}/layers/{layer}/heads/{head}/{sinks}": _corpus,
-    # Two traces side by side, as far as they were compared.
-    _PAIR: lambda at: _as_far(at.comparison.summary()),
+    # Two traces side by side, so far.
+    _PAIR: lambda at: _so_far(at.comparison.summary()),
     _PAIR + "/layers/{layer}/heads/{head}/edges": (
         lambda at: at.comparison.edges(at.compared, at.head[1])
     ),
@@ -295,7 +292,7 @@ ROUTES: dict[str, Callable[[Place], Piece]] = {
 
 
 class Pieces:
-    """How pieces are answered."""
+    """Answers to requests for pieces."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
@@ -304,19 +301,19 @@ class Pieces:
         self._caching = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
 
     def text(self, make: Callable[[], str], kind: str) -> Callable[[Request], Response]:
-        """The answer to a request for a part of the front end."""
+        """Return the handler of a part of the front end."""
         kind = f"{kind}; charset=utf-8"
         return lambda request: self._held(request) or self._lasting(request, make().encode(), kind)
 
     def _held(self, request: Request) -> Response | None:
-        """That the browser has it, where it does."""
+        """Return a 304 where the browser has the answer in its cache."""
         held = self._tag in request.headers.get("if-none-match", "")
         return Response(status_code=304, headers=self._caching) if held else None
 
     def _lasting(self, request: Request, content: bytes, kind: str) -> Response:
-        """What does not change."""
+        """Return a response that the browser may cache."""
         caching = dict(self._caching)
-        # Through a tunnel from another machine texts come several times as fast; numbers hardly.
+        # Compression speeds up texts several times through a tunnel; numbers hardly.
         if kind != "application/octet-stream" and len(content) >= _PACKED:
             caching["Vary"] = "Accept-Encoding"
             if "gzip" in request.headers.get("accept-encoding", ""):
@@ -325,7 +322,7 @@ class Pieces:
         return Response(content, media_type=kind, headers=caching)
 
     def answering(self, make: Callable[[Place], Piece]) -> Callable[[Request], Awaitable[Response]]:
-        """The answer to a request for a piece; none is made for a browser that has left."""
+        """Return the handler of a piece; it stops when the browser disconnects."""
 
         async def answered(request: Request) -> Response:
             left = threading.Event()

@@ -1,4 +1,4 @@
-"""What `headloom view` opens: a trace, a run, or a folder of traces."""
+"""Collections that `headloom view` opens: a trace, a run, or a folder of traces."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headloom.studio.training import run_history
 
 
 def open_collection(path: Path) -> Collection:
-    """What there is to see at a path.
+    """Open the collection at a path.
 
-    A trace of several that cannot be read is left out, and named in `damaged`.
+    A trace of several that cannot be read is skipped, and named in `damaged`.
 
-    Raises: DataError: nothing, or something damaged or newer.
+    Raises: DataError: nothing to open, or it is damaged or newer.
     """
     check_there(path, "trace or run")
     if is_run(path):
@@ -32,7 +32,7 @@ def open_collection(path: Path) -> Collection:
             collection.damaged = damaged
             return collection
         if damaged:
-            others = f" Nor can the other {len(damaged) - 1}." if len(damaged) > 1 else ""
+            others = f" The other {len(damaged) - 1} cannot be read either." * (len(damaged) > 1)
             raise DataError(damaged[0] + others)
         if not any(path.iterdir()):
             raise DataError(
@@ -42,10 +42,13 @@ def open_collection(path: Path) -> Collection:
 
 
 def open_traces(paths: Sequence[Path]) -> Collection:
-    """One trace, or several to compare. Raises: DataError: one is no trace, damaged or newer."""
+    """Open one trace, or several to compare.
+
+    Raises: DataError: one is not a trace, is damaged or newer.
+    """
     traces = [_read(path) for path in paths]
     names = [_name(path) for path in paths]
-    if len({*names}) < len(names):  # the folders that they lie in tell them apart
+    if len({*names}) < len(names):  # add the parent folders
         names = [
             f"{path.resolve().parent.name}/{name}" for path, name in zip(paths, names, strict=True)
         ]
@@ -60,12 +63,12 @@ def _read(path: Path) -> TraceData:
 
 
 def _name(folder: Path) -> str:
-    """What a trace is called: its folder without the ending of one."""
+    """Return the name of a trace: its folder's, without .loom."""
     return folder.resolve().name.removesuffix(".loom")
 
 
 def _readable(folder: Path) -> tuple[list[str], list[TraceData], list[str]]:
-    """Names and traces of a folder that can be read; of each other one which and why not."""
+    """Return names and traces of a folder, and the problems of those that cannot be read."""
     names, traces, damaged = [], [], []
     for path in sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST}")):
         try:

@@ -1,8 +1,8 @@
 """The studio's server: a collection behind a local address, for a browser on the same machine.
 
-It reads nothing but the collection it was given and its own front end. It answers no other host
-than this machine's own names, so that no page of the web can reach it under a name of its own, and
-says the same of each piece for as long as it runs, so that a browser asks for nothing twice.
+It serves only its collection and its own front end. It answers only to this machine's own host
+names, so that no web page can reach it by DNS rebinding. Each piece stays the same while the server
+runs, so that browsers cache it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headloom.studio.collection import Collection
 from headloom.studio.page import script, shell, style
 from headloom.studio.routes import ROUTES, UNCACHED, Opened, Pieces
 
-#: What the studio's own page may do: run its own script, ask its own server, draw.
+#: Policy of the studio's page: run its own script, send requests to its own server, draw.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -42,12 +42,12 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
-#: Bytes of a question, at most.
+#: Bytes of a question at most.
 _LONGEST = 2**18
 
 
 def create_app(collection: Collection) -> Starlette:
-    """The application that serves a collection."""
+    """Return the application that serves a collection."""
     opened = Opened(collection)
     pieces = Pieces(opened)
     page = shell(
@@ -61,7 +61,7 @@ def create_app(collection: Collection) -> Starlette:
             Route("/studio.js", pieces.text(script, "text/javascript")),
             Route("/studio.css", pieces.text(style, "text/css")),
             *(Route(f"/api/{path}", pieces.answering(make)) for path, make in ROUTES.items()),
-            # What the page sends, as JSON, which no page of another site can.
+            # Takes JSON, which pages of other sites cannot send.
             Route("/api/ask", _asked(opened), methods=["POST"]),
         ],
         middleware=[Middleware(LocalOnly, traces=collection.traces)],
@@ -70,10 +70,10 @@ def create_app(collection: Collection) -> Starlette:
 
 
 class LocalOnly:
-    """Refuses every request whose Host is not this machine, and adds the headers of safety.
+    """Middleware: refuses requests whose Host is not this machine, and adds security headers.
 
-    traces: said in a header of every answer, so that a page learns when others are served; and a
-    page says there which it means: what is meant for others, as a text to read, is refused.
+    traces: hash of the open traces, sent in a header of every answer. Pages send it back: a request
+    for other traces is refused.
     """
 
     def __init__(self, app: ASGIApp, traces: str) -> None:
@@ -81,7 +81,6 @@ class LocalOnly:
         self.headers = {**_HEADERS, "Headloom-Traces": traces}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -102,11 +101,11 @@ class LocalOnly:
         if port == 80:
             allowed |= set(_NAMES)
         if headers.get("host", "").lower() not in allowed:
-            return _problem("This studio answers its own machine alone: use http://127.0.0.1.", 403)
-        # A page of another site can send a question here, though it could not read the answer.
+            return _problem("This studio answers only its own machine: use http://127.0.0.1.", 403)
+        # A page of another site could send a question here, though not read the answer.
         own = {"", *(f"http://{name}" for name in allowed)}
         if scope["method"] not in ("GET", "HEAD") and headers.get("origin", "").lower() not in own:
-            return _problem("This studio answers its own page alone.", 403)
+            return _problem("This studio answers only its own page.", 403)
         if headers.get("headloom-traces", self.traces) != self.traces:
             return _problem(
                 "headloom view was started again, with other traces: reload the page", 412
@@ -122,12 +121,12 @@ def _failed(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         return _problem(str(error), 500)
     missing = error.detail == "Not Found"
-    detail = "nothing is here: the studio is at /" if missing else error.detail
+    detail = "not found: the studio is at /" if missing else error.detail
     return _problem(detail, error.status_code)
 
 
 def _asked(opened: Opened) -> Callable[[Request], Awaitable[Response]]:
-    """The answer to a text that the page sends: its example from now on, or the problem."""
+    """Return the handler of a text from the page: its new example, or the problem."""
 
     def answer(body: bytes) -> JsonObject:
         try:
@@ -141,19 +140,19 @@ def _asked(opened: Opened) -> Callable[[Request], Awaitable[Response]]:
         if type(turn) is not int or not 0 <= turn < 2**53:
             raise HTTPException(422, "turn: expected a whole number, 0 or more")
         if opened.collection.asking is None:
-            raise HTTPException(404, "no model is open here: headloom view MODEL")
+            raise HTTPException(404, "no model is open: open one with headloom view MODEL")
         try:
             number, example = opened.collection.asking.ask(window, turn, text)
             return {"example": number, "description": example.description()}
         except SupersededError:
-            raise HTTPException(409, "a newer question came meanwhile") from None
+            raise HTTPException(409, "a newer text arrived") from None
         except DataError:
             raise
         except HeadloomError as error:
             return {"problem": str(error)}
 
     async def answered(request: Request) -> Response:
-        # A form of another site can send other kinds without being asked first.
+        # Forms of other sites can send other content types without a preflight request.
         if request.headers.get("content-type") != "application/json":
             raise HTTPException(422, "expected JSON")
         body = b""

@@ -1,4 +1,4 @@
-"""`serve` and `view`: the studio's server on a port of this machine, in the foreground or not."""
+"""`serve` and `view`: the studio's server on a local port, in the foreground or background."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from headloom.studio.page import collect, script
 if TYPE_CHECKING:
     import uvicorn
 
-#: Ports that are tried, in order, where none is asked for.
+#: Ports that are tried in order where none is chosen.
 _PORTS = range(8137, 8147)
 _HOST = "127.0.0.1"
 
 
 class Viewer:
-    """A studio that is being served.
+    """Studio that is being served.
 
-    address   what a browser opens
+    address   its URL
     """
 
     def __init__(self, collection: Collection, port: int | None = None) -> None:
@@ -43,14 +43,14 @@ class Viewer:
         self._warming = threading.Thread(target=self._warm, daemon=True)
 
     def run(self) -> None:
-        """Serve until interrupted: what still computes or waits then is left alone."""
+        """Serve until interrupted; running computations are then abandoned."""
         self._thread.start()
         try:
-            # Half a second at a time: on Windows a wait without an end hears no Ctrl-C.
+            # Half a second at a time: on Windows Ctrl-C does not interrupt an endless wait.
             while self._thread.is_alive():
                 self._thread.join(timeout=0.5)
         except KeyboardInterrupt:
-            # In a thread, since uvicorn would not return before every request is answered.
+            # The server runs in a thread: uvicorn returns only when every request is answered.
             self.close(patience=1)
             raise
 
@@ -59,7 +59,7 @@ class Viewer:
         self._server.run(sockets=[self._socket])
 
     def start(self) -> None:
-        """Serve in the background; returns once it answers."""
+        """Serve in the background; return once it answers."""
         self._thread.start()
         atexit.register(self._end)
         while not self._server.started and self._thread.is_alive():
@@ -73,9 +73,9 @@ class Viewer:
         self._socket.close()
 
     def _end(self) -> None:
-        """Close, and let the threads that compute come to an end while Python is still whole.
+        """Close, and wait for the computing threads before Python shuts down.
 
-        One that is in a native kernel when Python is taken down would abort the process.
+        A thread in a native kernel at shutdown would abort the process.
         """
         self.close()
         if self._warming.is_alive():
@@ -83,13 +83,13 @@ class Viewer:
         self._collection.settle()
 
     def _warm(self) -> None:
-        """Read what the first view needs before it is asked for."""
+        """Load the data of the first view ahead of its request."""
         try:
             first = self._collection.examples[0]
             first.read_ahead()
             first.heads()
         except Exception:
-            # Whoever asks for it is told.
+            # The request for it reports the error.
             logging.getLogger(__name__).debug("reading ahead failed", exc_info=True)
 
     def __repr__(self) -> str:
@@ -99,14 +99,13 @@ class Viewer:
 def serve(
     collection: Collection, port: int | None = None, browser: bool = True, start: str = ""
 ) -> None:
-    """Serve a collection until interrupted; prints the address on one line, and to a person at a
-    terminal what to do with it.
+    """Serve a collection until interrupted; print the address, and at a terminal a hint.
 
     Args:
-        collection: what to show.
+        collection: to show.
         port: 0: any that is free; None: the first free one from 8137 on.
-        browser: whether to open one.
-        start: how the address ends: the view it starts with, "#view=threads&layer=3".
+        browser: whether to open a browser.
+        start: end of the address, the view it starts with: "#view=threads&layer=3".
 
     Raises: InputError: the port is in use, or Starlette or uvicorn is missing.
     """
@@ -114,10 +113,10 @@ def serve(
     address = viewer.address + start
     print(address, flush=True)
     if sys.stderr.isatty():
-        opened = "A browser opens it" if browser else "Open it in a browser"
-        print(f"headloom: {opened}; Ctrl-C here ends it.", file=sys.stderr)
+        hint = "Opening it in a browser" if browser else "Open it in a browser"
+        print(f"headloom: {hint}; press Ctrl-C here to stop.", file=sys.stderr)
     if browser:
-        # The socket listens already: the browser waits until it is answered.
+        # The socket listens already: the browser waits for the answer.
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     viewer.run()
 
@@ -125,13 +124,14 @@ def serve(
 def view(
     trace: TraceData | Collection | Path | str, *, port: int | None = None, browser: bool = True
 ) -> Viewer:
-    """Show a trace, or what lies at a path, in a browser; the studio is served in the background.
+    """Show traces or a run in a browser; serve the studio in the background.
 
     Args:
         trace: a trace, a collection, or the path of a trace, a run, or a folder of traces.
-        port, browser: as for `serve`.
+        port: 0: any that is free; None: the first free one from 8137 on.
+        browser: whether to open a browser.
 
-    Returns: the viewer: its `address`, and `close()`. It ends with the program.
+    Returns: the viewer, with its `address` and `close()`. It ends with the program.
 
     Raises: DataError: nothing can be read there; InputError: the port is in use, or Starlette or
     uvicorn is missing.
@@ -142,7 +142,7 @@ def view(
         trace = collect([trace])
     collection = trace if isinstance(trace, Collection) else open_collection(Path(trace))
     for problem in collection.damaged:
-        warnings.warn(f"left out: {problem}", stacklevel=2)
+        warnings.warn(f"skipped: {problem}", stacklevel=2)
     viewer = Viewer(collection, port)
     viewer.start()
     if browser:
@@ -150,10 +150,10 @@ def view(
     return viewer
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's log tells more than that a studio was ended.
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Return whether a line of uvicorn's log is more than the end of a studio.
 
-    A request that still waits then is cancelled, and uvicorn logs its traceback as an error.
+    Waiting requests are then cancelled, which uvicorn logs as an error with a traceback.
     """
     cause = record.exc_info[0] if record.exc_info else None
     cancelled = cause is not None and issubclass(cause, asyncio.CancelledError)
@@ -165,22 +165,23 @@ def _server(collection: Collection) -> uvicorn.Server:
         import uvicorn
 
         from headloom.studio.server import create_app
-    script()  # Where it was not built, say so now.
+    script()  # Raises where the front end is not built.
     config = uvicorn.Config(
         create_app(collection), log_level="error", access_log=False, lifespan="off",
         server_header=False, timeout_graceful_shutdown=2,
     )  # fmt: skip
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    logging.getLogger("uvicorn.error").addFilter(_is_relevant)
 
     class Server(uvicorn.Server):
-        """Leaves no connection open: one that came while others were being closed would stay, and
-        a browser would wait on it for ever, though another server has the port by now.
+        """Server that leaves no connection open.
+
+        A browser would wait forever on a connection that arrived during shutdown.
         """
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             for server in self.servers:
                 server.close()
-            await asyncio.sleep(0.01)  # What was accepted becomes a connection.
+            await asyncio.sleep(0.01)  # Let accepted sockets become connections.
             await super().shutdown(sockets)
             while self.server_state.connections:
                 for connection in list(self.server_state.connections):
@@ -191,7 +192,7 @@ def _server(collection: Collection) -> uvicorn.Server:
 
 
 def _bound(port: int | None) -> socket.socket:
-    """A socket that listens on a port of this machine alone."""
+    """Return a socket that listens on a local port."""
     for wanted in [*_PORTS, 0] if port is None else [port]:
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -203,8 +204,8 @@ def _bound(port: int | None) -> socket.socket:
             listening.close()
             if port is not None or error.errno != errno.EADDRINUSE:
                 in_use = error.errno == errno.EADDRINUSE
-                reason = "is in use" if in_use else f"cannot be had: {error.strerror}"
+                reason = "is in use" if in_use else f"cannot be opened: {error.strerror}"
                 raise InputError(
-                    f"view: port {wanted} {reason}. Choose another, or --port 0 for any."
+                    f"view: port {wanted} {reason}. Choose another, or --port 0 for any free one."
                 ) from None
     raise AssertionError("port 0 is always free")

@@ -14,23 +14,23 @@ from scipy import sparse
 from headloom.formats.trace import TraceData
 from headloom.studio.arrays import Array, LayerArrays, Layers
 
-#: Rows of a layer up to which there is its mean.
+#: Layers of up to this many rows have a mean.
 LOCAL = 2048
-#: Edges of a mean at most, and of the means of all layers; and yet so many of each row.
+#: Edges of a mean and of the means of all layers at most, and of each row at least.
 _EDGES, _EDGES_OF_ALL, _EDGES_OF_A_ROW = 2**16, 2**20, 8
-#: Cells of all heads up to which a mean is exact where it can be: a second of work.
+#: Means of up to this many cells of all heads are exact where possible: a second of work.
 _CHEAP_CELLS = 2**26
 
 
 def most_kept(trace: TraceData, number: int) -> int:
-    """Edges that the mean of a layer has of each row, at most."""
+    """Return the edges of each row in the mean of a layer at most."""
     _, queries, keys = trace.layers[number].shape
     edges = min(_EDGES, _EDGES_OF_ALL // len(trace.layers))
     return min(keys, max(_EDGES_OF_A_ROW, edges // max(queries, 1)))
 
 
 def layer_mean(layers: Layers, number: int) -> bytes:
-    """The mean of a layer's heads, the strongest edges of each row; exact where that is cheap.
+    """Compute the mean of a layer's heads, the strongest edges of each row; exact where cheap.
 
     weights   float32 (rows, kept), strongest first
     missing   float32 (rows,): the mass of the row on keys that are not here
@@ -49,7 +49,7 @@ def layer_mean(layers: Layers, number: int) -> bytes:
 
 
 def _dense_mean(layers: Layers, number: int) -> tuple[Array, Array]:
-    """The mean of all cells, or of the kept edges, (queries, keys), and the mass of its rows."""
+    """Return the mean of all cells or of the kept edges, (queries, keys), and its rows' mass."""
     arrays = layers[number]
     data = layers.trace.layers[number].data
     mean = np.zeros((arrays.queries, arrays.length))
@@ -70,19 +70,20 @@ def _dense_mean(layers: Layers, number: int) -> tuple[Array, Array]:
 def layer_sums(
     layers: Layers, number: int, norms: Array | None, go_on: Callable[[], bool] = lambda: True
 ) -> bytes:
-    """Sums over the weights P of each head, float32, one after the other:
+    """Return sums over the weights P of each head, float32, one after the other.
 
-    received (heads, keys)     sum_i P_ij: what a key gets from all queries
+    received (heads, keys)     sum_i P_ij: what a key receives from all queries
     valued (heads, queries)    sum_j P_ij |v_j|
-    given (heads, keys)        sum_i P_ij |v_j| / valued_i: what it gets when weighed by |v|
+    given (heads, keys)        sum_i P_ij |v_j| / valued_i: the same, weighted by |v|
     sinks (heads,)             logits of sinks, where there are some: e^(sink - lse_i) of row i
 
     Args:
-        number: a layer that has its matrix, or whose kept edges are all that there are.
-        norms: |v|, (heads, keys); None: `valued` and `given` are left out.
-        go_on: asked before each head.
+        layers: of the trace.
+        number: a layer that has its matrix, or that kept every edge.
+        norms: |v|, (heads, keys); None: without `valued` and `given`.
+        go_on: called before each head.
 
-    Raises: InterruptedError: it said no.
+    Raises: InterruptedError: it returned False.
     """
     arrays, matrix = layers[number], layers.matrix(number)
     heads, queries, length = arrays.heads, arrays.queries, arrays.length
@@ -98,7 +99,7 @@ def layer_sums(
             received[head] = whole.T @ np.ones(queries, np.float32)
         if norms is not None:
             valued[head] = whole @ norms[head]
-            # A row that may look at no key gives nothing.
+            # A fully masked row gives nothing.
             inverse = np.divide(
                 1, valued[head], out=np.zeros(queries, np.float32), where=valued[head] > 0
             )
@@ -111,7 +112,7 @@ def layer_sums(
 
 
 def _edges(arrays: LayerArrays, head: int) -> sparse.csr_array:
-    """The kept edges of a head as a matrix."""
+    """Return the kept edges of a head as a sparse matrix."""
     rows, places = np.nonzero(arrays.keys[head] >= 0)
     weights, keys = arrays.weights[head, rows, places], arrays.keys[head, rows, places]
     return sparse.csr_array((weights, (rows, keys)), shape=(arrays.queries, arrays.length))

@@ -4,12 +4,12 @@ A tile is 256 x 256 numbers. At level 0 these are cells, recomputed exactly from
 keys and log-sum-exp; at level L blocks of 2^L x 2^L cells, of which a tile shows
 
     max     the largest weight
-    mass    the mass that a row of the block has in it, on average
+    mass    the mean mass of the block's rows in it
 
-From level 4 on, above 131,072 tokens from a higher one, tiles are made of one pass over the whole
-matrix of a head, which is kept for the heads looked at last. It goes from band to band of rows: a
-tile waits for its own rows alone, and what was made for one that is called off stays for the next.
-Where a trace has no queries and keys, tiles hold the kept edges alone.
+From level 4 on (a higher one above 131,072 tokens), tiles come from one pass over the whole matrix
+of a head; passes of the last heads stay in memory. A pass goes band by band of rows: a tile waits
+only for its own rows, and the bands of a cancelled request are reused. Where a trace has no queries
+and keys, tiles show the kept edges only.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from headloom.formats.files import JsonObject
 from headloom.studio.arrays import Array, LayerArrays, Layers
 
 SIDE = 256
-#: The level from which tiles are made of one pass over the whole, and blocks of a pass at most:
-#: where it would have more, the level is higher.
+#: The level from which tiles come from one pass over the whole; a higher one where a pass would
+#: have more than so many blocks.
 _BASE, _MOST_BLOCKS = 4, 2**26
-#: Heads whose pass is kept.
+#: Heads whose pass stays in memory.
 _HEADS = 16
 #: Cells of a band of a pass: some tenths of a second.
 _BAND_CELLS = 2**27
-#: Bytes of passes held at most, besides the last: at 131,072 tokens one takes 512 MiB.
+#: Bytes of passes at most, besides the last: at 131,072 tokens one takes 512 MiB.
 _HELD = 2**29
 
 
 def top_level(queries: int, keys: int) -> int:
-    """The level at which one tile holds the whole matrix."""
+    """Return the level at which one tile shows the whole matrix."""
     level = 0
     while max(queries, keys) > SIDE << level:
         level += 1
@@ -47,7 +47,7 @@ def top_level(queries: int, keys: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """Which tile of a layer: of a head, "max" or "mass", of a level, its row and column there."""
+    """Coordinates of a tile in a layer: head, "max" or "mass", level, row and column."""
 
     head: int
     of: str
@@ -58,8 +58,9 @@ class Tile:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Largest weights and masses of blocks of a whole matrix, of the base level; size: their side;
-    tall: rows of blocks in a band; done: of which bands they are there.
+    """Largest weights and masses of the blocks of a whole matrix, at the base level.
+
+    size: side of a block. tall: rows of blocks in a band. done: which bands are computed.
     """
 
     largest: Array
@@ -70,7 +71,7 @@ class _Pass:
 
 
 class MatrixTiles:
-    """The tiles of a trace. Safe to ask from several threads."""
+    """Tiles of a trace; thread-safe."""
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
@@ -80,15 +81,13 @@ class MatrixTiles:
         self._working = threading.Semaphore(2)
 
     def tile(self, number: int, tile: Tile, go_on: Callable[[], bool] = lambda: True) -> bytes:
-        """A tile as float16, little-endian, (rows, columns), cut off where the matrix ends.
+        """Return a tile as float16, little-endian, (rows, columns), cut off at the matrix's end.
 
-        go_on: asked now and then in a pass that takes long.
-        Raises: InterruptedError: it said no.
+        go_on: called now and then in a long pass. Raises: InterruptedError: it returned False.
         """
         return as_tile(self.numbers(number, tile, go_on))
 
     def numbers(self, number: int, tile: Tile, go_on: Callable[[], bool] = lambda: True) -> Array:
-        """A tile as it was worked out, float32."""
         _, queries, keys = self._layers.trace.layers[number].shape
         base = _base_level(queries, keys)
         factor = 1 << max(tile.level - base, 0)
@@ -110,19 +109,19 @@ class MatrixTiles:
         return _coarser(part, size, factor, tile.of, len(rows))
 
     def cell(self, number: int, head: int, row: int, column: int) -> JsonObject:
-        """One weight, its score, and its rank among the weights of its row, from 1."""
+        """Return one weight, its score, and its rank in its row, from 1."""
         arrays = self._layers[number]
         lse, count = float(arrays.lse[head, row]), int(arrays.count[head, row])
-        found: JsonObject = {"count": count, "rest": None, "hidden": False, "rank": None}
+        known: JsonObject = {"count": count, "rest": None, "hidden": False, "rank": None}
         matrix = self._layers.matrix(number)
         if matrix is None:
-            return found | _kept_cell(arrays, head, row, column, lse)
-        # Weights below the least of float32 are 0 alike, and their scores tell them apart.
+            return known | _kept_cell(arrays, head, row, column, lse)
+        # Weights below the smallest float32 are all 0: rank by scores.
         scored = worked_row(self._layers.layer(number), head, row)
         if not bool(scored.allowed[column]):
-            return found | {"weight": None, "score": None, "hidden": True}
+            return known | {"weight": None, "score": None, "hidden": True}
         score = scored.scores[column]
-        return found | {
+        return known | {
             "weight": float(matrix[head, row, column]),
             "score": float(score) if bool(score.isfinite()) else None,
             "rank": int((scored.scores > score).sum()) + 1,
@@ -131,7 +130,7 @@ class MatrixTiles:
     def _blocks(
         self, number: int, head: int, rows: range, columns: range, size: int
     ) -> tuple[Array, Array]:
-        """The largest weight of each block of some rows and columns, and its mass in a row."""
+        """Return the largest weight and the mean row mass of each block of rows and columns."""
         matrix = self._layers.matrix(number)
         if matrix is None:
             maxima, sums = _kept_blocks(self._layers[number], head, rows, columns, size)
@@ -143,7 +142,7 @@ class MatrixTiles:
         return maxima, sums / _rows_of(len(rows), size)[:, None]
 
     def _passed(self, number: int, head: int, rows: range, go_on: Callable[[], bool]) -> _Pass:
-        """The pass of a head, made for some rows of blocks."""
+        """Return the pass of a head, computed for some rows of blocks."""
         whole = self._held(number, head)
         for band in range(rows.start // whole.tall, -(-rows.stop // whole.tall)):
             if whole.done[band]:
@@ -151,13 +150,13 @@ class MatrixTiles:
             with self._passing:
                 if not go_on():
                     raise InterruptedError
-                # Whoever was here before may have made it.
+                # Another thread may have computed it.
                 if not whole.done[band]:
                     self._make(number, head, whole, band)
         return whole
 
     def _held(self, number: int, head: int) -> _Pass:
-        """The pass of a head, as far as it is made; those of the heads looked at last are held."""
+        """Return the pass of a head as far as computed; the last ones stay in memory."""
         with self._keeping:
             if (number, head) not in self._passes:
                 _, queries, keys = self._layers.trace.layers[number].shape
@@ -174,7 +173,6 @@ class MatrixTiles:
             return self._passes[number, head]
 
     def _make(self, number: int, head: int, whole: _Pass, band: int) -> None:
-        """Make a band of a pass."""
         _, queries, keys = self._layers.trace.layers[number].shape
         into = slice(band * whole.tall, (band + 1) * whole.tall)
         rows = range(into.start * whole.size, min(into.stop * whole.size, queries))
@@ -185,7 +183,7 @@ class MatrixTiles:
 
 
 def as_tile(numbers: Array) -> bytes:
-    """Numbers as the tiles of the front end: float16, little-endian."""
+    """Encode numbers for the front end: float16, little-endian."""
     return bytes(np.ascontiguousarray(numbers, dtype="<f2").tobytes())
 
 
@@ -197,13 +195,13 @@ def _base_level(queries: int, keys: int) -> int:
 
 
 def _rows_of(queries: int, size: int) -> Array:
-    """How many rows each block has: the last may have fewer."""
+    """Return the number of rows of each block; the last may have fewer."""
     starts = np.arange(0, queries, size)
     return np.minimum(queries - starts, size).astype(np.float32)
 
 
 def _coarser(base: Array, size: int, factor: int, of: str, queries: int) -> Array:
-    """Blocks of size x size cells joined, factor x factor of them."""
+    """Join blocks of size x size cells, factor x factor of them."""
     if factor == 1:
         return base
     high, wide = base.shape
@@ -221,7 +219,7 @@ def _coarser(base: Array, size: int, factor: int, of: str, queries: int) -> Arra
 def _kept_blocks(
     arrays: LayerArrays, head: int, rows: range, columns: range, size: int
 ) -> tuple[Array, Array]:
-    """The largest kept weight and the kept mass of each block of some rows and columns."""
+    """Return the largest kept weight and the kept mass of each block of rows and columns."""
     high, wide = -(-len(rows) // size), -(-len(columns) // size)
     keys = arrays.keys[head, rows.start : rows.stop]
     there = (keys >= columns.start) & (keys < columns.stop)
@@ -234,7 +232,7 @@ def _kept_blocks(
 
 
 def _kept_cell(arrays: LayerArrays, head: int, row: int, column: int, lse: float) -> JsonObject:
-    """A cell as far as the kept edges tell."""
+    """Return a cell as far as the kept edges have it."""
     (places,) = np.nonzero(arrays.keys[head, row] == column)
     if len(places):
         weight = float(arrays.weights[head, row, places[0]])

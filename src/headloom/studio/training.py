@@ -1,22 +1,22 @@
-"""`TrainingHistory`: a run's snapshots as the training view reads them.
+"""`TrainingHistory`: a run's snapshots for the view Training.
 
 steps, losses                one a snapshot; a loss may be None
 curves                       {"training loss": [[step, loss], ...], ...}
 sequences                    the probe's tokens
 layers                       name, kind, index, queries, keys, shape, and
 norm, effective_rank, symmetry   [snapshots][heads], as `few_digits` has them; or absent
-left_out                         likewise: what `weights` lack of a row's mass, on average
-weights                   whether there are: uint8 (snapshots, heads, queries, keys),
+left_out                         likewise: the mean mass of a row missing in `weights`
+weights                   whether available: uint8 (snapshots, heads, queries, keys),
 255 sqrt(weight), of the probe
 product_size, product_scale      int8 (snapshots, heads, size, size): W_Q W_K^T as
-127 sign(m) sqrt(|m| / product_scale), which 999 of 1,000 entries do not exceed; or absent
-product_beyond                   whether others do
+127 sign(m) sqrt(|m| / product_scale), a scale that 99.9 % of entries do not exceed; or absent
+product_beyond                   whether some entries exceed it
 state                     of the run, "training" or "finished"; None: not known
 watched                   of a training that `headloom.monitor` watches, else absent:
     steps                 at which heads were measured
     layers                for each layer of the history, by measure: [steps][heads]
     warnings              [[step, text], ...], in order
-    notes                 what there is not, a line each
+    notes                 missing data, a line each
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.spectra import product_cells, query_key_measures
 from headloom.studio.arrays import few_digits
 
-#: Points of a curve, and steps of what was watched, at most.
+#: Points of a curve, and steps of a watched training at most.
 _POINTS = 500
 #: Measures of a watched training that the view draws.
 _WATCHED = ("entropy", "largest_score", "first_token")
@@ -49,9 +49,9 @@ Curves = Mapping[str, Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class TrainingHistory:
-    """See above: the description, and the arrays of each layer.
+    """Description of a training as above, and the arrays of each layer.
 
-    probe: the last snapshot as a trace: its probe, read by the learned matrices.
+    probe: the last snapshot as a trace of the probe.
     """
 
     probe: TraceData
@@ -61,11 +61,11 @@ class TrainingHistory:
 
 
 def run_history(run: RunFolder) -> TrainingHistory:
-    """The history of a run. Raises: DataError: there is none yet, or it is damaged."""
+    """Read the history of a run. Raises: DataError: there is none yet, or it is damaged."""
     history = History(run.history)
     if not history.steps:
         raise DataError(
-            f"{run.path}: this run has no history yet. Train on, with training.history = true."
+            f"{run.path}: this run has no history yet. Train it with training.history = true."
             if run.monitored() is None
             else f"{run.path}: this training has not been measured yet. Try again once it runs."
         )
@@ -75,9 +75,9 @@ def run_history(run: RunFolder) -> TrainingHistory:
 
 
 def loss_curves(run: RunFolder, history: History) -> dict[str, list[tuple[float, float]]]:
-    """The losses of a run: {"training loss": [(step, loss), ...], ...}.
+    """Return the losses of a run: {"training loss": [(step, loss), ...], ...}.
 
-    They are those of its metrics, after the first snapshot's: that of the matrices at the start.
+    The first is the initial loss, of the first snapshot; the others are those of its metrics.
     """
     curves = {}
     for title, name in (("training loss", "loss"), ("validation loss", "validation_loss")):
@@ -96,9 +96,10 @@ def training_history(
     watched: JsonObject | None = None,
     state: str | None = None,
 ) -> TrainingHistory:
-    """Snapshots along a training, one or more of the same layers, in order.
+    """Build the history of a training from one or more snapshots of the same layers, in order.
 
-    Args: curves: finer curves of the loss; watched: see above; state: of the run.
+    Args: snapshots: in order; curves: finer curves of the loss; watched: as above; state: of the
+    run.
     """
     probe = trace_of_snapshot(snapshots[-1])
     layers, weights, products = [], {}, {}
@@ -140,7 +141,7 @@ def training_history(
 
 
 def _measures(layer: TraceLayer, entries: Sequence[LayerSnapshot]) -> JsonObject:
-    """What is known of the heads of a layer, by measure: [snapshots][heads]."""
+    """Return the measures of a layer's heads, by measure: [snapshots][heads]."""
     known: dict[str, list[Any]] = {
         name: [entry.measures.get(name) for entry in entries]
         for name in ("norm", "effective_rank", "symmetry")
@@ -158,7 +159,7 @@ def _measures(layer: TraceLayer, entries: Sequence[LayerSnapshot]) -> JsonObject
 
 
 def _products(entries: Sequence[LayerSnapshot]) -> tuple[bytes | None, JsonObject]:
-    """W_Q W_K^T of the heads, as pictures, and what is said of them."""
+    """Return W_Q W_K^T of the heads as pictures, and their description."""
     products = []
     for entry in entries:
         queries, keys = entry.matrices.get("W_Q"), entry.matrices.get("W_K")
@@ -168,7 +169,7 @@ def _products(entries: Sequence[LayerSnapshot]) -> tuple[bytes | None, JsonObjec
         if product is None:
             return None, {}
         products.append(product.float().numpy())
-    # Of a training that came to nothing; neither has a colour.
+    # NaN and infinity, of a diverged training, have no colour.
     joined = np.nan_to_num(np.stack(products), posinf=0, neginf=0)
     scale = float(np.quantile(np.abs(joined), 0.999)) or 1.0
     root = np.sqrt(np.abs(joined / scale).clip(0, 1)) * np.sign(joined)
@@ -180,18 +181,18 @@ def _products(entries: Sequence[LayerSnapshot]) -> tuple[bytes | None, JsonObjec
 
 
 def _some_of(points: Sequence[T]) -> list[T]:
-    """At most a few hundred, evenly chosen, the last among them."""
+    """Sample at most a few hundred points evenly, with the last."""
     most = min(len(points), _POINTS)
     return [points[round(place)] for place in np.linspace(0, len(points) - 1, most)]
 
 
 def _number(value: float | None) -> float | None:
-    """A number with few digits; None where there is none or it is not finite."""
+    """Round a number to few digits; None where there is none or it is not finite."""
     return None if value is None or not math.isfinite(value) else few_digits(value)
 
 
 def _watched(run: RunFolder, layers: Sequence[str]) -> JsonObject | None:
-    """What is known of a watched training; None: it is headloom's own."""
+    """Return the measures of a watched training; None: the training is headloom's own."""
     monitored = run.monitored()
     if monitored is None:
         return None
@@ -223,7 +224,7 @@ def _watched(run: RunFolder, layers: Sequence[str]) -> JsonObject | None:
 
 
 def _notes(monitored: JsonMapping) -> list[str]:
-    """What there is not, a line each."""
+    """List missing data, a line each."""
     layers = monitored["layers"]
     unknown = [layer["name"] for layer in layers if "W_Q" in layer["unknown_matrices"]]
     left = [str(entry["name"]) for entry in monitored.get("not_traced", [])]
@@ -231,20 +232,19 @@ def _notes(monitored: JsonMapping) -> list[str]:
     if unknown:
         which = "any layer" if len(unknown) == len(layers) else _named(unknown)
         notes.append(
-            f"W_Q and W_K of {which} are not known: headloom does not know what the model calls "
-            f"them."
+            f"W_Q and W_K of {which} are not known: headloom does not recognise their names."
         )
     if not monitored.get("matrices", True) and len(unknown) < len(layers):
         notes.append(
-            "The matrices are not kept, being large or not asked for: of W_Q W_Kᵀ there is a "
-            "picture, of W_V and W_O nothing."
+            "The matrices were not kept, because they are large or not requested: W_Q W_Kᵀ has a "
+            "picture, W_V and W_O have none."
         )
     if left:
-        notes.append(f"Not traced, and not shown: {_named(left)}.")
+        notes.append(f"Not traced, so not shown: {_named(left)}.")
     return notes
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are more."""
+    """List the first three names and the number of others."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

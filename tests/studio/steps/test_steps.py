@@ -131,25 +131,25 @@ def test_matrices_of_a_file(tmp_path: Path, suffix: str) -> None:
     ("options", "message"),
     [
         ({"sentence": " "}, "the sentence is empty"),
-        ({"sentence": "a " * 41}, "the sentence has 41 tokens; a walk shows 40 at most"),
-        ({"query": "dog"}, "query 'dog': there are words 0 to 2: the, cat, sat."),
-        ({"query": 3}, "query 3: there are words 0 to 2"),
+        ({"sentence": "a " * 41}, "the sentence has 41 tokens; headloom steps shows 40 at most"),
+        ({"query": "dog"}, "query 'dog' not found. Words 0 to 2 are the, cat, sat."),
+        ({"query": 3}, "query 3 not found. Words 0 to 2 are"),
         ({"head": 2}, "head 2: there are heads 0 to 1"),
         ({"kind": "graph"}, "kind='graph'; expected one of encoder, decoder, cross"),
         ({"sentence": "a", "kind": "cross"}, "give the target too"),
         ({"width": 5}, "width 5 does not split into 2 heads"),
         ({"positions": "rotary"}, "positions='rotary'; expected"),
-        ({"W_Q": [[1, 2], [3]]}, "W_Q is no matrix of numbers"),
-        ({"W_X": [[1]]}, "no matrix 'W_X'; there are embeddings, target_em"),
+        ({"W_Q": [[1, 2], [3]]}, "W_Q is not a matrix of numbers"),
+        ({"W_X": [[1]]}, "no matrix 'W_X'; expected one of embeddings, target_em"),
         ({"W_Q": [1.0, 2.0]}, "W_Q is (2,); expected (width, heads * depth)"),
         ({"W_Q": [[1, 2, 3]], "heads": 2}, "W_Q is (1, 3); expected (width, heads * depth)"),
         ({"b_K": [[1.0], [1.0]]}, "b_K is (2, 1); expected (2, 2), to fit the others"),
         ({"sentence": "a b", "embeddings": [[1, 2, 3, 4]]}, "(1, 4); expected (2, 4)"),
-        ({"W_Q": [[[np.inf] * 2] * 4] * 2}, "W_Q holds a number that is not finite"),
+        ({"W_Q": [[[np.inf] * 2] * 4] * 2}, "W_Q has a number that is not finite"),
         ({"model": "x", "W_Q": [[1]]}, "model: its matrices are its own"),
         ({"target": "die Katze"}, "target: an encoder reads one sentence"),
         ({"learn": 5, "wanted": "first"}, "wanted='first'; expected one of previous, next, same"),
-        ({"learn": 50, "rate": 1e4}, "too far. Give a smaller --rate"),
+        ({"learn": 50, "rate": 1e4}, "it diverges. Give a smaller --rate"),
     ],
 )
 def test_input_that_cannot_be_used(options: Any, message: str) -> None:
@@ -204,7 +204,7 @@ def test_learning_shows_what_was_computed() -> None:
     first, second = (f"{loss:.4f}" for loss in learned.losses[:2])
     assert f"Loss: {first}\n" in text and f"Loss: {first} → {second}" in text
     assert re.search(rf"^ 200 +{learned.losses[-1]:.4f}$", text, re.M)
-    assert "Each word is to give the vector of the word before it" in text
+    assert "Each word should give the vector of the word before it" in text
     assert learned.losses[-1] < 0.2 < learned.losses[0]
     row = " ".join(f"{number:.2f}" for number in learned.back.projections["W_Q"][0, 0].tolist())
     assert row in text

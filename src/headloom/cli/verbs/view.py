@@ -33,7 +33,7 @@ def view(paths: Seen, text: FirstText = None, port: Port = None, browser: Browse
     try:
         collection = open_studio(paths[0], text, *paths[1:])
         for problem in collection.damaged:
-            say(f"headloom: left out: {problem}")
+            say(f"headloom: skipped: {problem}")
         serve(collection, port, browser, "#view=compare" if len(paths) > 1 else "")
     except KeyboardInterrupt:
         # The way to end it: nothing is wrong.

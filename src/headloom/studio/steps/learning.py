@@ -10,53 +10,52 @@ from headloom.mechanism.attention_layer import LayerKind as Kind
 from headloom.studio.steps.lesson import Ledger, Step, Table, Walk, number, shape_of
 from headloom.studio.steps.worked import Learned, Worked
 
-#: How far from a word the word is whose vector is wanted, and that in words.
-WISHES = {
+#: Offset from a word to its target word, and that in words.
+TARGETS = {
     "previous": (-1, "the word before it, the first word its own"),
     "next": (1, "the word after it, the last word its own"),
     "same": (0, "the word at its own place"),
 }
-#: What is wanted where nobody says: of a decoder the next word, as of a language model.
+#: Default targets: for a decoder the next word, as for a language model.
 _USUAL: dict[Kind, str] = {"encoder": "previous", "decoder": "next", "cross": "same"}
-#: Steps whose loss is shown, and the last one.
+#: Steps whose loss is shown, besides the last.
 _SHOWN = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
-def wanted_of(wanted: str | None, kind: Kind, worked: Worked) -> tuple[Tensor, str]:
-    """What the output should be, and that in words.
+def target_of(wanted: str | None, kind: Kind, worked: Worked) -> tuple[Tensor, str]:
+    """Return the target of the output, and its description.
 
     Args:
-        wanted: one of `WISHES`; None: by the kind.
+        wanted: one of `TARGETS`; None: by the kind.
         kind: of attention.
-        worked: before it learns; its Y are the vectors of the words that are looked at.
+        worked: before learning; its Y are the vectors of the keys' words.
 
-    Raises: InputError: no such wish, or no such word, or its vector has not the output's width.
+    Raises: InputError: no such target, too few words, or vectors of another width than the output.
     """
     output, keys = worked.output, worked.Y
     name = _USUAL[kind] if wanted is None else wanted
-    if name not in WISHES:
-        raise InputError(f"wanted={name!r}; expected one of {', '.join(WISHES)}.")
+    if name not in TARGETS:
+        raise InputError(f"wanted={name!r}; expected one of {', '.join(TARGETS)}.")
     if len(output) > len(keys) or output.shape[1] != keys.shape[1]:
         raise InputError(
-            f"learn: the output is {tuple(output.shape)}, the words that are looked at "
-            f"{tuple(keys.shape)}, one of which each word is to give. Give as many words, and a "
-            "W_O of their width."
+            f"learn: the output is {tuple(output.shape)}, but the target vectors of its words come "
+            f"from {tuple(keys.shape)}. Give as many words, and a W_O of their width."
         )
-    step, words = WISHES[name]
+    step, words = TARGETS[name]
     places = (torch.arange(len(output)) + step).clamp(0, len(keys) - 1)
     source = " of the other text" * (kind == "cross")
-    return keys[places], f"Each word is to give the vector of {words}{source}."
+    return keys[places], f"Each word should give the vector of {words}{source}."
 
 
 def explain_learning(walk: Walk, learned: Learned) -> list[Step]:
-    """The steps backward, one step of gradient descent, and what came of them all."""
+    """Return the steps backward, one step of gradient descent, and the result of all steps."""
     back, rate, losses, steps = learned.back, f"{learned.rate:g}", learned.losses, learned.steps
     (queries, keys), head, depth = walk.names, walk.shown[0], walk.Q.shape[-1]
     p, names, source = back.projections, walk.names, "Y" if walk.kind == "cross" else "X"
     first, second = (number(loss, 4) for loss in losses[:2])
     bias = [(Table("db_O", p["b_O"][None]),)] if "b_O" in p else []
-    wanted = Table("T, wanted", learned.wanted, queries)
-    #: Of all heads their matrices, and then their biases.
+    target = Table("T, target", learned.wanted, queries)
+    #: Tables of the matrices: before, step, after.
     moved = tuple(
         (
             Table(walk.named(name, head), walk.projections[name][head]),
@@ -67,8 +66,8 @@ def explain_learning(walk: Walk, learned: Learned) -> list[Step]:
     )
     shown = [step for step in _SHOWN if step < steps] + [steps]
     outcome = (
-        "the loss falls. Weights move where that helps; where W_V and W_O can do it alone, they "
-        "hardly do."
+        "the loss falls. Weights change where that helps; where W_V and W_O suffice, they hardly "
+        "change."
         if losses[-1] < losses[0]
         else "the loss has not fallen: the steps are too long. A smaller rate, or more of them, "
         "may help."
@@ -76,31 +75,31 @@ def explain_learning(walk: Walk, learned: Learned) -> list[Step]:
     return [
         Step(
             None, "Learning: how wrong is the output?", "L = 1/(2n) Σ_i |output_i − T_i|²", "",
-            f"{walk.wish} Half the squared distance from it, over the n = {len(learned.wanted)} "
+            f"{walk.goal} Half the squared distance from it, over the n = {len(learned.wanted)} "
             "words, is the loss L. dO is short for dL/dO = (output − T) / n: how much the loss "
-            "grows with each number of the output. What follows goes back from there, by the "
+            "grows with each number of the output. The next steps go back from there, by the "
             "chain rule, to the matrices.",
-            ((Table("output", walk.output, queries), wanted),
+            ((Table("output", walk.output, queries), target),
              (Table("dO", back.output, queries),)),
             result=f"Loss: {first}",
         ),
         Step(
             None, "Back through the join", "dW_O = Jᵀ dO,  dJ = dO W_Oᵀ",
             f"{shape_of(walk.joined.T)} {shape_of(back.output)} = {shape_of(p['W_O'])}",
-            "J are the heads side by side. Each number of W_O is to blame for what it let through; "
-            "each head takes its part of dJ as its dZ.",
+            "J holds the heads side by side. The gradient of W_O is its input times the output's "
+            "gradient; each head takes its part of dJ as its dZ.",
             ((Table("dW_O", p["W_O"]), Table("dJ", back.joined, queries)), *bias),
         ),
         Step(
             None, "Back through the weighted sum", "dA = dZ Vᵀ,  dV = Aᵀ dZ", "",
-            "A weight is to blame by how well the value that it took fits dZ; a value by how much "
-            "it was looked at.",
+            "The gradient of a weight is how well its value matches dZ; that of a value grows with "
+            "how much it was looked at.",
             walk.by_head(Table("dA", back.weights, *names), Table("dV", back.V, keys)),
         ),
         Step(
             None, "Back through the softmax", "ds_ij = A_ij (dA_ij − Σ_k A_ik dA_ik)", "",
             "The weights of a row add up to 1: what one key gains, the others lose. So each row of "
-            "ds adds up to 0; a key that is hidden, or has no weight, is not to blame.",
+            "ds adds up to 0; a key that is masked, or has no weight, has gradient 0.",
             walk.side_by_side(
                 Table("ds", back.scaled, *names),
                 Table("", back.scaled.sum(-1, keepdim=True), queries, ("sum",)),
@@ -120,24 +119,24 @@ def explain_learning(walk: Walk, learned: Learned) -> list[Step]:
             None, "Back through the projections",
             f"dW_Q = Xᵀ dQ,  dW_K = {source}ᵀ dK,  dW_V = {source}ᵀ dV",
             f"{shape_of(walk.X.T)} {shape_of(walk.Q[0])} = {shape_of(p['W_Q'][0])}",
-            "Every word says how the matrices should change for it, and the sum is what all want.",
+            "Every word has its own gradient of the matrices; they are added up.",
             walk.of_projections(p, "d"),
         ),
         Step(
             None, "One step down", f"W := W − {rate} dW", "",
-            f"Each matrix goes a step of rate {rate} against its gradient, W_O and biases "
-            "likewise. Embeddings stay as they are here.",
+            f"Each matrix moves a step of rate {rate} against its gradient; so do W_O and biases. "
+            "Embeddings stay fixed here.",
             moved, result=f"Loss: {first} → {second}",
         ),
         Step(
             None, f"After {steps:,} step{'s' * (steps != 1)}", "again and again", "",
-            f"The same, over and over: {outcome}",
+            f"The same, repeated: {outcome}",
             (
                 *walk.by_head(
                     Table("A before", walk.weights, *names, "weights"),
                     Table("A after", learned.last.weights, *names, "weights", "→"),
                 ),
-                (Table("output after", learned.last.output, queries), wanted),
+                (Table("output after", learned.last.output, queries), target),
             ),
             (Ledger(("step", "loss"), tuple((str(n), number(losses[n], 4)) for n in shown), 1),),
         ),

@@ -1,4 +1,4 @@
-"""A lesson as data, which text and pictures render; and the lesson of a walk through attention."""
+"""A lesson as data, rendered as text or picture; and the lesson of a walk through attention."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from headloom.mechanism.attention_layer import LayerKind as Kind
 from headloom.studio.steps.matrices import Words
 from headloom.studio.steps.worked import Learned, Worked, row_of
 
-#: Who gives what, by the kind of attention: Q; K and V; the mask.
+#: Sources of Q and of K and V, and the mask, by the kind of attention.
 SOURCES: dict[Kind, tuple[str, str, str]] = {
-    "encoder": ("the sentence", "the same sentence", "every word may look at every word"),
+    "encoder": ("the sentence", "the same sentence", "every word can look at every word"),
     "decoder": ("the text written so far", "the same text", "no word looks at words after it"),
     "cross": (
         "the decoder's text (X)", "the encoder's text (Y)",
-        "every word of X may look at every word of Y",
+        "every word of X can look at every word of Y",
     ),
 }  # fmt: skip
-#: Numbers of a vector, and products of a sum, that are written out; the rest is an ellipsis.
+#: Numbers of a vector and products of a sum that are written out; the rest is an ellipsis.
 _NUMBERS, _PRODUCTS = 4, 3
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A matrix with its name.
+    """Matrix with its name.
 
     name: above it. values: (rows, columns); (heads, rows, columns) of a table of every head.
     rows, columns: tokens beside and above; empty: the numbers have no names.
-    kind: "numbers", "scores" (minus infinity is hidden) or "weights" (0 to 1).
+    kind: "numbers", "scores" (minus infinity is masked) or "weights" (0 to 1).
     before: the sign between the table before and this one, as "+" or "=".
     """
 
@@ -51,11 +51,11 @@ Row = tuple[Table, ...]
 
 @dataclass(frozen=True)
 class Ledger:
-    """Sums written out, a line each; the last line is the result.
+    """Sums written out, one per line; the last line is the result.
 
     header: names of the columns. lines: cells; the first one is a token.
     left: how many columns begin on the left.
-    split: the column from which cells go to a second line, where there is no room for one.
+    split: the column from which cells wrap to a second line, where a line is too narrow.
     """
 
     header: tuple[str, ...]
@@ -66,12 +66,12 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a lesson.
+    """Step of a lesson.
 
-    number: of the six steps; None: what comes before and after them.
+    number: of the six steps; None: before and after them.
     formula: as the paper writes it; shapes: of its parts.
-    sentence: what happens, plainly.
-    rows, ledgers: what is shown. result: the line at its end; "": none.
+    sentence: an explanation.
+    rows, ledgers: tables and sums. result: the last line; "": none.
     """
 
     number: int | None
@@ -85,13 +85,13 @@ class Step:
 
     @property
     def title(self) -> str:
-        """Its name, after its number where it is one of the six."""
+        """Name, after the number where it is one of the six."""
         return self.name if self.number is None else f"{self.number}. {self.name}"
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """All that is shown. about: lines below the title; digits: decimals of every number."""
+    """Content of a lesson. about: lines below the title; digits: decimals of every number."""
 
     title: str
     about: tuple[str, ...]
@@ -101,16 +101,16 @@ class Lesson:
 
 @dataclass(frozen=True, eq=False)
 class Walk(Worked):
-    """Multi-head attention on a short sentence, worked through; every matrix is an attribute.
+    """Multi-head attention on a short sentence; every matrix is an attribute.
 
     kind        "encoder", "decoder" or "cross"
-    queries     the words that look, with their vectors; keys: those that are looked at
+    queries     the words of the queries, with their vectors; keys: those of the keys
     origin      where the matrices come from, in words
-    query       the position that is also worked through alone
-    shown       the heads whose tables are shown; query is worked through in the first
+    query       the position that is also computed alone
+    shown       the heads whose tables are shown; query is computed in the first
     digits      decimals that are shown; everything is computed in float64
-    learned     what gradient descent made of the matrices; None: they did not learn
-    wish        what the output should be, as a sentence, where they did
+    learned     the result of gradient descent; None: no learning
+    goal        the target of the output, as a sentence, where they did
     """
 
     kind: Kind
@@ -121,15 +121,15 @@ class Walk(Worked):
     shown: tuple[int, ...]
     digits: int = 2
     learned: Learned | None = None
-    wish: str = ""
+    goal: str = ""
 
     @property
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Tokens of queries and of keys as they are shown."""
+        """Displayed tokens of queries and of keys."""
         return self.queries.shown, self.keys.shown
 
     def by_head(self, *tables: Table) -> tuple[Row, ...]:
-        """Tables of every head as a row of tables for each head that is shown."""
+        """Return a row of tables for each head that is shown."""
         return tuple(
             tuple(
                 replace(table, name=self.named(table.name, head), values=table.values[head])
@@ -139,15 +139,15 @@ class Walk(Worked):
         )
 
     def side_by_side(self, *tables: Table) -> tuple[Row, ...]:
-        """Likewise, the tables of all heads in one row."""
+        """Return the tables of all heads that are shown in one row."""
         return (tuple(table for row in self.by_head(*tables) for table in row),)
 
     def named(self, name: str, head: int) -> str:
-        """The name of a table, with its head where there are several."""
+        """Return the name of a table, with its head where there are several."""
         return f"{name}, head {head}" if name and len(self.Z) > 1 else name
 
     def of_projections(self, values: dict[str, Tensor], prefix: str = "") -> tuple[Row, ...]:
-        """The matrices of the projections, or what has their shapes, and below them the biases."""
+        """Return tables of the projections, or of values in their shapes, then of biases."""
         matrices = [Table(f"{prefix}W_{name}", values[f"W_{name}"]) for name in "QKV"]
         biases = [
             Table(f"{prefix}b_{name}", values[f"b_{name}"][..., None])
@@ -158,7 +158,7 @@ class Walk(Worked):
 
 
 def explain(walk: Walk) -> list[Step]:
-    """The steps of a walk, in order."""
+    """Return the steps of a walk, in order."""
     p, (queries, keys), names = walk.projections, walk.names, walk.names
     heads, _, depth = walk.Q.shape
     Q, K, V, A = walk.Q[0], walk.K[0], walk.V[0], walk.weights
@@ -179,7 +179,7 @@ def explain(walk: Walk) -> list[Step]:
     embedded, placed = walk.queries.E is not None, walk.queries.P is not None
     made = Table("Q", walk.Q, queries), Table("K", walk.K, keys), Table("V", walk.V, keys)
     learned, of_heads = walk.of_projections(p), len(walk.shown)
-    #: Of each head its matrices, its biases, and what they make.
+    #: Of each head its matrices, its biases, and their results.
     projected = [
         row
         for head, last in enumerate(walk.by_head(*made))
@@ -241,11 +241,11 @@ def explain(walk: Walk) -> list[Step]:
 
 
 def _alone(walk: Walk) -> Step:
-    """One query of one head against one key after the other, every sum written out."""
+    """Compute one query of one head key by key, every sum written out."""
     digits, head = walk.digits, walk.shown[0]
     row, q = row_of(walk, head, walk.query), walk.Q[head, walk.query]
     lines: list[tuple[str, ...]] = []
-    taken: list[tuple[str, ...]] = []
+    values: list[tuple[str, ...]] = []
     for j, token in enumerate(walk.keys.shown):
         weight = number(row.weights[j], digits)
         if not walk.allowed[walk.query, j]:
@@ -260,23 +260,25 @@ def _alone(walk: Walk) -> Step:
             (token, " + ".join(products), *(number(cell, digits) for cell in cells), weight)
         )
         value = _vector(walk.V[head, j].tolist(), digits)
-        taken.append((token, weight, "×", value, "=", _vector(row.parts[j], digits)))
+        values.append((token, weight, "×", value, "=", _vector(row.parts[j], digits)))
     total, weights = number(row.total, digits), number(sum(row.weights), digits)
     lines.append(("sum", "", "", "", total, weights))
-    taken.append(("z", "", "", "", "=", _vector(row.output, digits)))
+    values.append(("z", "", "", "", "=", _vector(row.output, digits)))
     power = "e^(x−max)" if row.lowered else "e^x"
     word = walk.queries.shown[walk.query]
-    lowered = " The largest score is taken off all, which changes no weight." * bool(row.lowered)
+    lowered = " The largest score is subtracted from all, which changes no weight." * bool(
+        row.lowered
+    )
     return Step(
         None, "One word at a time", "z = Σ_j (e^(q·k_j/√d) / Σ_l e^(q·k_l/√d)) v_j", "",
-        f"The same for “{word}” alone, without any matrix: its query meets one key after the "
-        f"other.{lowered}",
+        f"The same for “{word}” alone, without any matrix: its query meets one key after "
+        f"another.{lowered}",
         ((Table(walk.named(f"q of “{word}”", head), q[None]),),),
         (
             Ledger(
                 ("key", "q · k, written out", "q · k", f"/ √{len(q)}", power, "weight"), (*lines,)
             ),
-            Ledger(("key", "weight", "", "value", "", "taken"), (*taken,), 1, 4),
+            Ledger(("key", "weight", "", "value", "", "taken"), (*values,), 1, 4),
         ),
     )  # fmt: skip
 
@@ -301,7 +303,7 @@ def _vector(numbers: list[float], digits: int) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """A number with so many decimals; never "-0.00".
+    """Format a number with `digits` decimals; never "-0.00".
 
     >>> number(-0.001, 2), number(2.5, 2), number(float("-inf"), 2)
     ('0.00', '2.50', '−∞')
@@ -313,5 +315,5 @@ def number(value: float, digits: int) -> str:
 
 
 def shape_of(matrix: Tensor) -> str:
-    """As a person writes it: (3×4)."""
+    """Format the shape of a matrix: (3×4)."""
     return f"({matrix.shape[0]}×{matrix.shape[1]})"

@@ -1,6 +1,6 @@
-"""Embeddings and projections for a walk through attention: as they are given, or drawn from a seed.
+"""Embeddings and projections for a walk through attention: given, or drawn from a seed.
 
-What is drawn are multiples of 1/2 from -1 to 1, which are easy to multiply by hand. The same word
+Drawn numbers are multiples of 1/2 from -1 to 1, which are easy to multiply by hand. The same word
 has the same embedding in every sentence.
 """
 
@@ -27,21 +27,21 @@ from headloom.studio.steps.worked import Projections
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-#: What may be given, by these names.
+#: Names of the arrays that can be given.
 MATRICES = (
     "embeddings", "target_embeddings", "positions",
     "W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O",
 )  # fmt: skip
-#: Words of a sentence at most: more cannot be read as tables; and characters of a word in a table.
+#: Words of a sentence at most, for readable tables; and characters of a word in a table.
 _MOST_WORDS, _LONGEST_WORD = 40, 10
 
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """The tokens of a sentence, and their vectors, in float64.
+    """Tokens of a sentence, and their vectors, in float64.
 
-    E: embeddings, P: positions, both (tokens, width), or None where they are not known one by one.
-    X: what enters the layer: E + P.
+    E: embeddings, P: positions, both (tokens, width), or None where only their sum is known.
+    X: the input of the layer: E + P.
     """
 
     tokens: tuple[str, ...]
@@ -51,14 +51,14 @@ class Words:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The tokens as tables name them."""
+        """Tokens as they stand in tables."""
         return tuple(visible(token, _LONGEST_WORD) for token in self.tokens)
 
 
 def words_of(sentence: str | Sequence[str], name: str = "sentence") -> tuple[str, ...]:
-    """The words of a sentence, or the tokens that are given one by one.
+    """Split a sentence into words; return given tokens as they are.
 
-    Raises: InputError: there is none, or there are too many to be shown.
+    Raises: InputError: no words, or too many to show.
 
     >>> words_of("the cat sat")
     ('the', 'cat', 'sat')
@@ -73,25 +73,25 @@ def words_of(sentence: str | Sequence[str], name: str = "sentence") -> tuple[str
 
 
 def check_length(count: int, name: str) -> None:
-    """Raise an InputError where a sentence is too long to be worked through."""
+    """Raise an InputError where a sentence is too long to show."""
     if count > _MOST_WORDS:
         raise InputError(
-            f"the {name} has {count} tokens; a walk shows {_MOST_WORDS} at most. Give a shorter "
-            "one; headloom trace and headloom view show long ones."
+            f"the {name} has {count} tokens; headloom steps shows {_MOST_WORDS} at most. Give a "
+            "shorter one; headloom trace and headloom view show long ones."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Matrices:
-    """What is known of embeddings and matrices; the rest is drawn from a seed.
+    """Given embeddings and matrices; the others are drawn from a seed.
 
-    arrays: arrays, tensors or lists by their names, of MATRICES; None: not known. W_Q, W_K and W_V
+    arrays: arrays, tensors or lists by their names, of MATRICES; None: not given. W_Q, W_K and W_V
         are (width, depth), (width, heads * depth), or (heads, width, depth); W_O (heads * depth,
         width).
-    width, heads: of what is drawn; None: 4, and 2 heads. Of known matrices: as they are.
-    seed: of what is drawn.
+    width, heads: of drawn matrices; None: 4, and 2 heads. Given matrices keep theirs.
+    seed: of the drawn numbers.
 
-    Raises: InputError: what is no array of finite numbers.
+    Raises: InputError: not an array of finite numbers.
     """
 
     arrays: InitVar[Mapping[str, ArrayLike | Tensor | None]]
@@ -106,7 +106,7 @@ class Matrices:
 
     @property
     def origin(self) -> str:
-        """Where the matrices come from, in words."""
+        """Origin of the matrices, in words."""
         given = [name for name in MATRICES if name in self.known]
         missing = [name for name in ("W_Q", "W_K", "W_V", "W_O") if name not in self.known]
         if not given:
@@ -115,7 +115,7 @@ class Matrices:
         return f"given: {', '.join(given)}{rest}"
 
     def projections(self) -> Projections:
-        """W_Q, W_K, W_V, W_O of every head, and biases. Raises: ShapeError: they do not fit."""
+        """Return W_Q, W_K, W_V, W_O and biases of every head. Raises: ShapeError: no fit."""
         known, (heads, width, depth) = self.known, self._sizes()
         p = {
             name: _by_head(name, known[name], heads)
@@ -147,14 +147,14 @@ class Matrices:
     def words(
         self, tokens: Sequence[str] | None, placed: bool = True, name: str = "embeddings"
     ) -> Words:
-        """Tokens with their vectors.
+        """Return tokens with their vectors.
 
         Args:
-            tokens: None: as many as there are known embeddings, named by their places.
-            placed: whether positions are added: those that are known, else sinusoidal ones.
-            name: of the known embeddings: "embeddings" or "target_embeddings".
+            tokens: None: one for each given embedding, named by its position.
+            placed: whether positions are added: the given ones, else sinusoidal ones.
+            name: of the given embeddings: "embeddings" or "target_embeddings".
 
-        Raises: ShapeError: not an embedding and a position for each token.
+        Raises: ShapeError: not one embedding and position for each token.
         """
         known, table, width = self.known.get(name), self.known.get("positions"), self._sizes()[1]
         if tokens is None:
@@ -173,12 +173,12 @@ class Matrices:
             if numbers.shape != expected:
                 raise ShapeError(
                     f"{what} are {tuple(numbers.shape)}; expected {expected}: a row for each of "
-                    f"the {len(tokens)} words, of the width of the matrices."
+                    f"the {len(tokens)} words, with the width of the matrices."
                 )
         return Words(tuple(tokens), known + table, known, table if placed else None)
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Heads, width and depth: of the first matrix that is known, else as they are asked for."""
+        """Return heads, width and depth, of the first given matrix, else as requested."""
         for name in ("W_Q", "W_K", "W_V"):
             if name in self.known:
                 heads, width, depth = _by_head(name, self.known[name], self.heads or 1).shape
@@ -193,7 +193,7 @@ class Matrices:
         return heads, width, width // heads
 
     def _drawn(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Multiples of 1/2 from -1 to 1, by the seed and the name alone."""
+        """Draw multiples of 1/2 from -1 to 1, by the seed and the name only."""
         text = f"{self.seed} {name}".encode("utf-8", "surrogatepass")
         generator = np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
         while True:
@@ -204,7 +204,7 @@ class Matrices:
 
 
 def read_matrices(path: Path) -> JsonObject:
-    """Matrices by their names, of a .npz or a .json file.
+    """Read matrices by their names from a .npz or .json file.
 
     Raises: DataError: no such file, damaged, or another format. Nothing is unpickled.
     """
@@ -218,9 +218,9 @@ def read_matrices(path: Path) -> JsonObject:
 
 
 def _numbers(name: str, array: ArrayLike | Tensor) -> Tensor:
-    """An array, a tensor or lists as a tensor in float64."""
+    """Convert an array, a tensor or lists to a tensor in float64."""
     if name not in MATRICES:
-        raise InputError(f"steps: no matrix {name!r}; there are {', '.join(MATRICES)}.")
+        raise InputError(f"steps: no matrix {name!r}; expected one of {', '.join(MATRICES)}.")
     try:
         numbers = torch.as_tensor(
             array.detach().cpu()
@@ -229,19 +229,19 @@ def _numbers(name: str, array: ArrayLike | Tensor) -> Tensor:
         ).double()
     except (TypeError, ValueError, OverflowError):
         raise InputError(
-            f"{name} is no matrix of numbers. Give rows of one length, as "
+            f"{name} is not a matrix of numbers. Give rows of equal length, as "
             f"{json.dumps([[1, 0], [0, 1]])}."
         ) from None
     if not bool(numbers.isfinite().all()):
-        raise InputError(f"steps: {name} holds a number that is not finite. Give finite numbers.")
+        raise InputError(f"steps: {name} has a number that is not finite. Give finite numbers.")
     return numbers
 
 
 def _by_head(name: str, matrix: Tensor, heads: int) -> Tensor:
-    """(width, heads * depth) -> (heads, width, depth)."""
+    """Reshape (width, heads * depth) to (heads, width, depth)."""
     if matrix.ndim not in (2, 3) or (matrix.ndim == 2 and matrix.shape[1] % heads):
         raise ShapeError(
             f"{name} is {tuple(matrix.shape)}; expected (width, heads * depth) or (heads, width, "
-            f"depth), of {heads} head{'s' * (heads > 1)}."
+            f"depth) for {heads} head{'s' * (heads > 1)}."
         )
     return matrix if matrix.ndim == 3 else matrix.reshape(len(matrix), heads, -1).transpose(0, 1)

@@ -11,20 +11,20 @@ from headloom.studio.pictures.canvas import Sheet, figure_of, weight_norm
 from headloom.studio.pictures.palette import Theme, palette
 from headloom.studio.steps.lesson import Lesson, Row, Table, number
 
-#: Columns of a matrix up to which its numbers are written into it.
+#: Matrices of up to this many columns have their numbers written in their cells.
 _WRITTEN = 8
-#: Inches: of a cell with its number, of a narrow one, of a letter; of a matrix of narrow cells.
+#: Inches: of a cell with its number, its height, a narrow cell, a letter; a matrix of narrow cells.
 _CELL, _HIGH, _NARROW, _LETTER, _MOST = 0.37, 0.235, 0.15, 0.06, 1.5
 _LEFT, _GAP, _LINE = 0.16, 0.2, 0.19
-#: Inches up to which rows of tables stand beside each other.
+#: Width in inches of rows of tables that stand side by side.
 _ROOM = 8.0
 
 
 def picture(lesson: Lesson, theme: Theme = "light") -> Figure:
-    """All tables of a lesson, step by step, each step below its name and formula.
+    """Draw all tables of a lesson, step by step, each step below its name and formula.
 
-    Numbers stand in their cells where there are few; their colour is their sign and size, on a
-    scale of each matrix's own; that of weights goes from 0 to 1.
+    Small tables have numbers in their cells. Colours show sign and size, scaled to each matrix;
+    weights are scaled from 0 to 1.
     """
     steps = [step for step in lesson.steps if step.rows or step.number]
     bands = [_folded(step.rows) for step in steps]
@@ -67,7 +67,7 @@ def _say(
 
 
 def _folded(rows: tuple[Row, ...]) -> list[Row]:
-    """Rows of tables, beside each other where there is room."""
+    """Join rows of tables side by side where there is room."""
     folded: list[Row] = []
     for row in rows:
         if folded and sum(map(_across, (*folded[-1], *row))) <= _ROOM:
@@ -78,29 +78,29 @@ def _folded(rows: tuple[Row, ...]) -> list[Row]:
 
 
 def _size(table: Table) -> tuple[float, float]:
-    """Width and height of the cells of a table."""
+    """Return width and height of the cells of a table."""
     rows, columns = table.values.shape
     if columns <= _WRITTEN and rows <= 2 * _WRITTEN:
         return columns * _CELL, rows * _HIGH
     wide, high = columns * _NARROW, rows * _NARROW
-    # Beside and below names a cell keeps the width that a letter needs.
+    # A cell with a name keeps the width of a letter.
     return wide if table.columns else min(wide, _MOST), high if table.rows else min(high, _MOST)
 
 
 def _beside(table: Table) -> float:
-    """Inches that the sign and the names of rows take."""
+    """Return the width of the sign and the row names, in inches."""
     longest = max(map(len, table.rows), default=0)
     return 0.3 * bool(table.before) + (_LETTER * longest + 0.08) * bool(longest)
 
 
 def _turned(table: Table) -> bool:
-    """Whether a column is narrower than its name, which then goes up."""
+    """Return whether a column is narrower than its name, which is then vertical."""
     longest = max(map(len, table.columns), default=0)
     return longest * _LETTER > _size(table)[0] / table.values.shape[1]
 
 
 def _above(table: Table) -> float:
-    """Inches of the names of its columns."""
+    """Return the height of the column names, in inches."""
     longest = max(map(len, table.columns), default=0)
     return _LETTER * longest if _turned(table) else 0.14 * bool(longest)
 
@@ -114,7 +114,7 @@ def _down(row: Row) -> float:
 
 
 def _draw(sheet: Sheet, table: Table, left: float, top: float, digits: int) -> None:
-    """A table, its names above and beside it, with numbers where there is room."""
+    """Draw a table, its names above and beside it, with numbers where there is room."""
     colours, values, (wide, high) = sheet.colours, table.values.numpy(), _size(table)
     rows, columns = values.shape
     if table.before:
@@ -134,7 +134,7 @@ def _draw(sheet: Sheet, table: Table, left: float, top: float, digits: int) -> N
     largest = float(np.abs(values[finite]).max(initial=0)) or 1.0
     weights = table.kind == "weights"
     ramp = colours.weight if weights else colours.difference
-    # Half as strong as the ramp goes, so that numbers are read on every cell.
+    # Use the weaker part of the ramp, so that numbers stay readable.
     scale = weight_norm() if weights else Normalize(-1.6 * largest, 1.6 * largest)
     axes = sheet.matrix(left, top, wide, high, np.ma.masked_array(values, ~finite), ramp, scale)
     for i, j in zip(*np.nonzero(~finite), strict=True):
@@ -150,7 +150,7 @@ def _draw(sheet: Sheet, table: Table, left: float, top: float, digits: int) -> N
 
 
 def _on(*ground: float) -> str:
-    """Black or white, whichever is read better on a colour: by the contrast of WCAG 2.
+    """Return black or white, whichever has more contrast on a colour, by WCAG 2.
 
     >>> _on(1.0, 1.0, 1.0), _on(0.7, 0.3, 0.1)
     ('#101317', '#ffffff')

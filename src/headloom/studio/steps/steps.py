@@ -1,6 +1,6 @@
-"""`Steps`: the six steps of attention on a short sentence, as text, as a page or a picture.
+"""`Steps`: the six steps of attention on a short sentence, as text, page or picture.
 
-Text is tables that fit a terminal of 80 columns, in which no number is cut.
+Tables fit a terminal of 80 columns, and no number is cut.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 Line = list[tuple[str, str]]
 
 _WIDTH = 80
-#: Rows, and columns, of a matrix without tokens that are shown at most; and where it has more.
+#: Rows, and columns, shown of a matrix without tokens at most; and of a larger one.
 _ROWS, _COLUMNS = (12, 5), (8, 6)
-#: Heads whose tables all are shown.
+#: Up to this many heads, the tables of all are shown.
 _FEW = 2
 _STYLE = """
 .headloom-steps{white-space:pre;overflow-x:auto;margin:0;font:13px/1.45 ui-monospace,monospace}
@@ -55,7 +55,7 @@ _STYLE = """
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Steps(Walk):
-    """Multi-head attention on a short sentence, worked through.
+    """Multi-head attention on a short sentence, step by step.
 
     Fields and matrices are those of `headloom.studio.steps.lesson.Walk`. `print` shows them as
     text, a notebook as HTML; `page` and `picture` write files.
@@ -65,9 +65,9 @@ class Steps(Walk):
     def of(
         cls, worked: Worked, kind: Kind, queries: Words, keys: Words, origin: str, *,
         query: str | int | None = None, head: int | None = None, digits: int = 2,
-        learned: Learned | None = None, wish: str = "",
+        learned: Learned | None = None, goal: str = "",
     ) -> Self:  # fmt: skip
-        """What was worked through, with the words and what of them is shown.
+        """Build from matrices, their words, and the choice of query and head.
 
         query: a word, or its number; None: the last. head: None: both of two, else head 0.
         Raises: InputError: no such head or word.
@@ -79,11 +79,11 @@ class Steps(Walk):
         return cls(
             **vars(worked), kind=kind, queries=queries, keys=keys, origin=origin,
             query=_place_of(query, queries.tokens), shown=tuple(shown), digits=digits,
-            learned=learned, wish=wish,
+            learned=learned, goal=goal,
         )  # fmt: skip
 
     def lesson(self) -> Lesson:
-        """The six steps, one word alone, and how the matrices learned where they did."""
+        """Return the six steps, one word alone, and the learning of the matrices, if any."""
         heads, _, depth = self.Q.shape
         queries_from, keys_from, mask = SOURCES[self.kind]
         which = f", tables of head {self.shown[0]}" if len(self.shown) < heads else ""
@@ -103,7 +103,7 @@ class Steps(Walk):
         return Lesson(title, about, tuple(steps), self.digits)
 
     def lines(self) -> list[Line]:
-        """The lesson as lines of styled text."""
+        """Return the lesson as lines of styled text."""
         lesson = self.lesson()
         lines = _filled(lesson.title, "title")
         for about in lesson.about:
@@ -147,7 +147,7 @@ class Steps(Walk):
 
 
 def _place_of(query: str | int | None, tokens: Sequence[str]) -> int:
-    """The position of a word, or of its number; None: the last."""
+    """Return the position of a word or number; None: the last."""
     words = [token.strip() for token in tokens]
     if query in words:
         return words.index(str(query))
@@ -155,13 +155,13 @@ def _place_of(query: str | int | None, tokens: Sequence[str]) -> int:
         return range(len(tokens))[-1 if query is None else int(query)]
     except (ValueError, IndexError):
         raise InputError(
-            f"query {query!r}: there are words 0 to {len(tokens) - 1}: "
+            f"query {query!r} not found. Words 0 to {len(tokens) - 1} are "
             f"{visible(', '.join(words), 120)}."
         ) from None
 
 
 def _safe(text: str) -> str:
-    """Text as HTML; halves of surrogate pairs, which no file may hold, as their numbers."""
+    """Escape text for HTML; lone surrogates, which no file can hold, become their codes."""
     return escape(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
@@ -189,7 +189,7 @@ def _step(step: Step, digits: int) -> list[Line]:
 
 
 def _row(row: Row, digits: int) -> list[Line]:
-    """Tables side by side, in as many rows as the width needs."""
+    """Format tables side by side, in as many rows as the width needs."""
     lines: list[Line] = []
     beside: list[Line] = []
     named: tuple[str, ...] = ()
@@ -222,7 +222,7 @@ def _fits(left: list[Line], right: list[Line]) -> bool:
 
 
 def _shortened(count: int, most: int) -> list[int | None]:
-    """Places of so many rows or columns at most; None stands for those left out before the last.
+    """Return at most `most` positions; None stands for those omitted before the last.
 
     >>> _shortened(3, 4), _shortened(9, 4)
     ([0, 1, 2], [0, 1, 2, None, 8])
@@ -231,13 +231,13 @@ def _shortened(count: int, most: int) -> list[int | None]:
 
 
 def _blocks(table: Table, digits: int, headed: bool, labels: tuple[str, ...]) -> list[list[Line]]:
-    """A table as one block of lines of one width, or as several where a line has no room for it."""
+    """Format a table as one block of lines of equal width, or as several where it is too wide."""
     count, columns = table.values.shape
     rows = _shortened(count, _ROWS[1] if not table.rows and count > _ROWS[0] else count)
     texts = [[number(value, digits) for value in row] for row in table.values.tolist()]
     wide = max(cell_len(text) for line in (*texts, table.columns) for text in line)
     names = max(map(cell_len, labels), default=-1) + 1
-    # Numbers with a space between them, after the indent, the tokens, and maybe a sign.
+    # Room for numbers after the indent, the tokens, and perhaps a sign.
     room = _WIDTH - 1 - names
     parts: list[list[int | None]]
     if table.columns:
@@ -274,7 +274,7 @@ def _blocks(table: Table, digits: int, headed: bool, labels: tuple[str, ...]) ->
 def _cell(
     table: Table, texts: list[list[str]], row: int, column: int | None, wide: int
 ) -> tuple[str, str]:
-    """A number of a table; the largest weight is strong, what is hidden faint."""
+    """Format a number of a table; the largest weight is bold, a masked one faint."""
     if column is None:
         return "…", "faint"
     value, weights = float(table.values[row, column]), table.kind == "weights"

@@ -1,11 +1,11 @@
-"""Multi-head attention worked through, forward and backward: every matrix of it, in float64.
+"""Multi-head attention, forward and backward: every matrix of it, in float64.
 
     Q_h = X W_Q_h,  K_h = Y W_K_h,  V_h = Y W_V_h          for each head h
     Z_h = softmax(mask(Q_h K_h^T / sqrt(depth))) V_h
     output = [Z_0 ... Z_(heads-1)] W_O
 
-`work` does so for all positions at once; `row_of` for one query of one head, number by number, and
-shares nothing with it but Q, K and V. `work_back` gives the gradients, `learn` descends by them.
+`work` computes all positions at once; `row_of` one query of one head, number by number, and shares
+with it only Q, K and V. `work_back` computes the gradients, `learn` descends along them.
 
 Source: Vaswani et al. 2017, equation 1 and section 3.2.2; Rumelhart, Hinton and Williams 1986.
 """
@@ -22,27 +22,27 @@ from torch import Tensor
 from headloom.errors import InputError
 from headloom.mechanism.reference import attention as reference
 
-#: The learned matrices of a layer by their names, in float64: W_Q and W_K (heads, width, depth),
+#: The learned matrices of a layer by name, in float64: W_Q and W_K (heads, width, depth),
 #: W_V (heads, width, value_depth), W_O (heads * value_depth, width of the output); and, where they
 #: are added, b_Q and b_K (heads, depth), b_V (heads, value_depth), b_O (width of the output,).
 Projections = dict[str, Tensor]
 
-#: Scores above this are lowered by the row's largest before e^x, whose numbers would be too long
-#: to read, and beyond e^709 more than float64 holds.
+#: With scores above this, the row's largest is subtracted before e^x, for readable numbers; e^709
+#: overflows float64.
 _LARGEST_POWER = 8.0
 
 
 @dataclass(frozen=True, eq=False)
 class Worked:
-    """Every matrix of one multi-head attention, in float64.
+    """Matrices of one multi-head attention, in float64.
 
-    X, Y            what queries, and what keys and values are made from, (positions, width)
+    X, Y            inputs of the queries, and of the keys and values, (positions, width)
     projections     W_Q, W_K, W_V, W_O and biases, by their names
     Q, K, V         (heads, positions, depth)
-    allowed         bool, (queries, keys), True = may look
+    allowed         bool, (queries, keys), True = visible
     scores          Q K^T, (heads, queries, keys)
     scaled          scores / sqrt(depth)
-    masked          scaled, minus infinity where a query may not look
+    masked          scaled, minus infinity where a key is masked
     weights         the softmax of each row
     Z               weights V, (heads, queries, value_depth)
     joined          the heads side by side, (queries, heads * value_depth)
@@ -66,7 +66,7 @@ class Worked:
 
     @cached_property
     def difference(self) -> float:
-        """The largest difference of a number of Z, by `work` and by `row_of`, over all rows."""
+        """Largest difference between Z by `work` and by `row_of`, over all rows."""
         heads, queries, _ = self.Z.shape
         rows = [[row_of(self, head, query).output for query in range(queries)]
                 for head in range(heads)]  # fmt: skip
@@ -74,13 +74,13 @@ class Worked:
 
 
 def work(X: Tensor, Y: Tensor, projections: Projections, allowed: Tensor | None = None) -> Worked:
-    """Work multi-head attention through, for all positions at once.
+    """Compute multi-head attention for all positions at once.
 
     Args:
-        X: what queries are made from, (queries, width).
-        Y: what keys and values are made from, (keys, width of W_K).
+        X: input of the queries, (queries, width).
+        Y: input of the keys and values, (keys, width of W_K).
         projections: the matrices.
-        allowed: bool, (queries, keys), True = may look; None: all.
+        allowed: bool, (queries, keys), True = visible; None: all.
 
     W_Q = 0: every score is 0, every weight 1/2, and the output the mean of the values, 2 and 6:
 
@@ -108,12 +108,12 @@ def work(X: Tensor, Y: Tensor, projections: Projections, allowed: Tensor | None 
 
 @dataclass(frozen=True)
 class RowOf:
-    """One query of one head, number by number; a number for each key, but for the last two.
+    """One query of one head, number by number; lists have one number for each key.
 
     dots: q . k_j.
     scaled: dots / sqrt(depth).
-    lowered: taken off every scaled score before e^x, since it would be too large; 0: nothing.
-    exponentials: e^(scaled - lowered), 0 where the key may not be looked at; total: their sum.
+    lowered: subtracted from every scaled score before e^x, where it would be too large; else 0.
+    exponentials: e^(scaled - lowered), 0 where the key is masked; total: their sum.
     weights: exponentials / total.
     parts: weight times value, key by key; output: their sum, z.
     """
@@ -129,12 +129,11 @@ class RowOf:
 
 
 def row_of(worked: Worked, head: int, query: int) -> RowOf:
-    """One query of one head in vector form, from Q, K and V by Python's own arithmetic.
+    """Compute one query of one head in vector form, from Q, K and V in plain Python.
 
         z = sum_j ( e^{q . k_j / sqrt(depth)} / sum_l e^{q . k_l / sqrt(depth)} ) v_j
 
-    over the keys j and l that may be looked at. Source: Vaswani et al. 2017, equation 1, written
-    out.
+    over the visible keys j and l. Source: Vaswani et al. 2017, equation 1, written out.
     """
     q: list[float] = worked.Q[head, query].tolist()
     keys, values = worked.K[head].tolist(), worked.V[head].tolist()
@@ -159,7 +158,7 @@ def row_of(worked: Worked, head: int, query: int) -> RowOf:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """How much the loss grows with each number of a `Worked`; each is shaped as what it is of."""
+    """Gradients of the loss by each matrix of a `Worked`, of the same shapes."""
 
     output: Tensor
     joined: Tensor
@@ -174,7 +173,7 @@ class Gradients:
 
 
 def squared_error(output: Tensor, wanted: Tensor) -> float:
-    """Half the squared distance of each output from what is wanted, the mean over the words.
+    """Return half the squared distance of each output from its target, the mean over the words.
 
         L = 1 / (2 n) sum_i |output_i - T_i|^2
 
@@ -185,7 +184,7 @@ def squared_error(output: Tensor, wanted: Tensor) -> float:
 
 
 def work_back(worked: Worked, wanted: Tensor) -> Gradients:
-    """Work multi-head attention backward, from the squared error to the matrices.
+    """Compute the gradients of multi-head attention, from the squared error to the matrices.
 
         dO = (output - T) / n
         dW_O = J^T dO,  dJ = dO W_O^T                J: the heads side by side, dJ: each its dZ
@@ -195,8 +194,8 @@ def work_back(worked: Worked, wanted: Tensor) -> Gradients:
         dQ = dS K,  dK = dS^T Q
         dW_Q = X^T dQ,  dW_K = Y^T dK,  dW_V = Y^T dV
 
-    Those of biases are the sums of the rows of dQ, dK, dV and dO. dA is short for dL / dA: how much
-    the loss L grows with each number of A.
+    Gradients of biases are the sums of the rows of dQ, dK, dV and dO. dA is short for dL / dA: how
+    much the loss L grows with each number of A.
 
     wanted: T, as the output.
     Source: Rumelhart, Hinton and Williams 1986 (the chain rule, from the output back).
@@ -222,10 +221,10 @@ def work_back(worked: Worked, wanted: Tensor) -> Gradients:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """What gradient descent made of the matrices of a `Worked`.
+    """Result of gradient descent on the matrices of a `Worked`.
 
-    wanted      T, what the output should be
-    rate        how far a step goes
+    wanted      T, the target of the output
+    rate        the learning rate
     back        the gradients before the first step
     next        the same attention after one step
     last        and after the last
@@ -241,16 +240,16 @@ class Learned:
 
     @property
     def steps(self) -> int:
-        """How many steps there were."""
         return len(self.losses) - 1
 
 
 def learn(worked: Worked, wanted: Tensor, steps: int, rate: float) -> Learned:
-    """Let the matrices of an attention learn by plain gradient descent; embeddings stay.
+    """Train the matrices of an attention by plain gradient descent; embeddings stay fixed.
 
         W := W - rate dW,  of the loss `squared_error`
 
-    Args: worked: before the first step; wanted: T, as the output; steps: 1 or more; rate: above 0.
+    Args: worked: before the first step; wanted: T, shaped as the output; steps: 1 or more; rate:
+    above 0.
     Raises: InputError: the loss grew without end.
     """
     back = work_back(worked, wanted)
@@ -267,7 +266,7 @@ def learn(worked: Worked, wanted: Tensor, steps: int, rate: float) -> Learned:
         if not losses[-1] < 1e6 * max(1.0, losses[0]):
             raise InputError(
                 f"steps: the loss grew from {losses[0]:.3g} to {losses[-1]:.3g} in {step} "
-                f"step{'s' * (step > 1)} of rate {rate:g}, too far. Give a smaller --rate."
+                f"step{'s' * (step > 1)} of rate {rate:g}: it diverges. Give a smaller --rate."
             )
         made = [*made[:1], following]
     return Learned(wanted, rate, back, made[0], made[-1], tuple(losses))
