@@ -263,7 +263,7 @@ def shoot(browser: Any, viewer: Viewer, address: str, theme: str, path: Path) ->
     page.goto(f"{viewer.address}{address}")
     page.locator(".stage").wait_for()
     until(page, "!document.querySelector('.waiting, .skeleton, [aria-busy=true]')")
-    working = r"/being measured|measuring|answering|Working out|\u2026$/"
+    working = r"/(measuring|loading|computing|searching)[^\n]{0,60}\u2026|\u2026$/i"
     until(page, f"!{working}.test(document.body.innerText)")
     page.wait_for_timeout(700)  # bars grow, fonts settle
     page.screenshot(path=path)
