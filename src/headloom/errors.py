@@ -38,14 +38,7 @@ class VerificationError(HeadloomError, RuntimeError):
 
 
 class Hints:
-    """Mixin of classes that know what other libraries call what they have.
-
-    >>> class Table(Hints):
-    ...     _elsewhere = {"to_frame": "to_pandas()"}
-    >>> Table().to_frame
-    Traceback (most recent call last):
-    AttributeError: Table has no to_frame; use to_pandas()
-    """
+    """Mixin of classes that know what other libraries call what they have."""
 
     #: Names of other libraries, and what to write here.
     _elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -66,9 +59,6 @@ def no_keyword(
     """The error of a keyword that a function does not take, which names the one to take.
 
     known: its keywords; elsewhere: what other libraries have, and what to write here.
-
-    >>> print(no_keyword("attend", "dropuot", ["dropout", "keep"], {"k": "keep="}))
-    attend() takes no dropuot=; use dropout=
     """
     near = elsewhere.get(name) or "".join(f"{key}=" for key in get_close_matches(name, known, 1))
     return TypeError(f"{operation}() takes no {name}=; use {near or ', '.join(known)}")

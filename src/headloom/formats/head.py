@@ -235,8 +235,7 @@ class Head(Drawn, Hints):
     _elsewhere: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("to_frame", "to_dataframe", "df"), "to_pandas()"),
         **dict.fromkeys(("numpy", "to_numpy"), "numpy.asarray(head)"),
-        **dict.fromkeys(("matrix", "attention", "values", "tensor"), "weights"),
-        **dict.fromkeys(("sum", "mean", "max", "argmax", "topk", "detach"), "weights, a tensor"),
+        **dict.fromkeys(("sum", "mean", "max", "argmax", "topk", "values"), "weights, a tensor"),
         "tokens": "layer.query_tokens, or layer.key_tokens",
     }
 
@@ -270,9 +269,6 @@ class Head(Drawn, Hints):
     def __getitem__(self, index: object) -> Tensor:
         """``head[query, key]``, a row or a tile, as of the tensor `weights`."""
         return self.weights[index]  # type: ignore[index]
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def to_pandas(self) -> pandas.DataFrame:
         """The weights as a table: query tokens are its index, key tokens its columns.

@@ -214,18 +214,14 @@ def read_mask(mask: MaskLike, is_causal: bool = False, offset: int = 0) -> Mask 
     """The mask that a function was given; of a mask and is_causal, both hide.
 
     offset: of the causal mask that "causal" and is_causal are.
-
-    >>> read_mask(padding([2]), is_causal=True).dense(3, 3)[0, 0].int()
-    tensor([[1, 0, 0],
-            [1, 1, 0],
-            [1, 1, 0]], dtype=torch.int32)
     """
     if isinstance(mask, str) and mask == "causal":
         mask, is_causal = None, True
     rule = None if mask is None else as_mask(mask)
-    if not is_causal:
-        return rule
-    return causal(offset) if rule is None else causal(offset) & rule
+    ahead = causal(offset) if is_causal else None
+    if ahead is None or rule is None:
+        return rule if ahead is None else ahead
+    return ahead & rule
 
 
 def window(left: int | None, right: int | None, offset: int = 0) -> Mask:
