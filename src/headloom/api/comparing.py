@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from headloom.analysis.arguments import trace_of
@@ -9,6 +10,7 @@ from headloom.analysis.compare import Comparison
 from headloom.analysis.compare import compare as compare_traces
 from headloom.api.opening import trace
 from headloom.errors import InputError
+from headloom.formats.run import is_run
 from headloom.formats.trace import TraceData
 
 
@@ -42,9 +44,10 @@ def compare(
     """
     if text is None:
         for each in (first, second):
-            if hasattr(each, "trace") and not isinstance(each, TraceData):
+            of_run = isinstance(each, str | Path) and is_run(each)
+            if of_run or (hasattr(each, "trace") and not isinstance(each, TraceData)):
                 raise InputError(
-                    f"compare: {type(each).__name__} has no text to be compared on; give one that "
+                    f"compare: {each} has no text to be compared on; give one that "
                     "both read: headloom.compare(a, b, text)."
                 )
         both = first, second

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from headloom.api.model import Model
 from headloom.api.opening import load, open_model
 from headloom.api.processes import results
-from headloom.api.questions import Inputs, TraceChoices, check_text, tell_unknown
+from headloom.api.questions import Inputs, check_text, tell_unknown
 from headloom.errors import DataError, HeadloomError, InputError, is_out_of_memory
 from headloom.formats.files import (
     JsonObject,
@@ -29,7 +29,8 @@ from headloom.formats.files import (
 )
 from headloom.formats.folders import own_folder
 from headloom.formats.verification import ON_ANOTHER_TEXT
-from headloom.tracing.options import Verify
+from headloom.mechanism.graph import KeepLike, as_keep
+from headloom.tracing.options import TraceOptions, Verify
 
 _LIST, _FORMAT = "corpus.json", "headloom-corpus"
 _Told = Callable[[int, int], None]
@@ -105,7 +106,7 @@ def trace_corpus(
     text: str | None = None,
     window: int | None = None,
     generate: int | None = None,
-    keep: int = 32,
+    keep: KeepLike = 32,
     layers: Sequence[int | str] | None = None,
     workers: int | str = "1",
     verify: Verify = None,
@@ -133,7 +134,7 @@ def trace_corpus(
     holds another corpus; workers were killed.
     """
     name = str(model.name if isinstance(model, Model) else model)
-    options = TraceChoices(generate, keep, None if layers is None else tuple(layers), verify)
+    options = TraceOptions(keep=as_keep("trace", keep), layers=layers, verify=verify)
     folder = Path(output)
     several: Mapping[str, str | None]
     if corpus is not None:
@@ -142,7 +143,7 @@ def trace_corpus(
         several = _read_corpus(corpus)
         if not any(each and each.strip() for each in several.values()):
             raise DataError(f"{corpus}: no text in it; expected texts, one a line, or .txt files.")
-        work = TracingWork(name, folder, options)
+        work = TracingWork(name, folder, options, generate)
     elif text is None or window is None or generate is not None:
         raise InputError(
             "window splits one text: give both, or a corpus; leave out generate beside a window."
@@ -151,7 +152,7 @@ def trace_corpus(
         check_text(text)
         parts = (model if isinstance(model, Model) else open_model(name))._windows(text, window)
         several = dict.fromkeys(f"{n:06d}" for n in range(len(parts)))
-        work = TracingWork(name, folder, options, window, text)
+        work = TracingWork(name, folder, options, None, window, text)
     full = {title: each or "" for title, each in several.items() if each is None or each.strip()}
     opened = model if isinstance(model, Model) else None
     done = _trace_all(work, full, str(workers), progress, opened)
@@ -169,7 +170,8 @@ class TracingWork:
 
     name: str
     folder: Path
-    options: TraceChoices
+    options: TraceOptions
+    generate: int | None = None
     window: int | None = None
     whole: str = ""
 
@@ -178,7 +180,7 @@ class TracingWork:
         if model is None:
             model = open_model(self.name)
         parts = [] if self.window is None else model._windows(self.whole, self.window)
-        asked, generate = self.options, self.options.generate
+        asked, generates = self.options, self.generate is not None
         verified = asked.verify is False
 
         def do(task: tuple[str, str]) -> str | None:
@@ -187,22 +189,20 @@ class TracingWork:
             path = self.folder / f"{title}.loom"
             try:
                 inputs: Inputs = (
-                    parts[int(title)]
-                    if parts
-                    else model._inputs(text, generates=generate is not None)
+                    parts[int(title)] if parts else model._inputs(text, generates=generates)
                 )
-                options = asked.as_asked(model.tokenizer, path)
+                options = replace(asked, tokenizer=model.tokenizer, save=path)
                 if not verified:
                     # Once; which text that is depends on the traces that are there already, so
                     # every trace says the same of it.
-                    model._verify(inputs, options, generates=generate is not None)
+                    model._verify(inputs, options, generates=generates)
                     verified = True
                 known = None if asked.verify is False else ON_ANOTHER_TEXT
                 about: JsonObject = {}
                 if parts:
                     place = {"number": int(title), "of": len(parts), "tokens": self.window}
                     about = {"window": place}
-                model._traced(inputs, options, generate, verification=known, description=about)
+                model._traced(inputs, options, self.generate, verification=known, description=about)
             except InputError as error:
                 return str(error)
             except DataError:
@@ -259,7 +259,11 @@ def _listed(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonOb
         title: hashlib.sha256((work.whole or text).encode()).hexdigest()
         for title, text in texts.items()
     }
-    options = work.options.decisive | ({"window": work.window} if work.window else {})
+    asked, layers = work.options, work.options.layers
+    options = {
+        "target": None, "generate": work.generate, "keep": getattr(asked.keep, "k", "all"),
+        "layers": layers and ",".join(map(str, layers)), "queries_keys": True,
+    } | ({"window": work.window} if work.window else {})  # fmt: skip
     content: JsonObject = {
         "format": _FORMAT, "version": 1, "model": work.name, "options": options, "texts": digests,
     }  # fmt: skip

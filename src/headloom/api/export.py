@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.errors import InputError
@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 Program: TypeAlias = Literal["huggingface", "ctranslate2", "onnx"]
 
 
-@overload
-def export(
-    x: OneTrace,
-    *,
-    html: Path | str | None = None,
-    picture: Path | str | None = None,
-    parquet: Path | str | None = None,
-    graphml: Path | str | None = None,
-    layer: int | str | None = None,
-    head: int | None = None,
-    to: None = None,
-    output: None = None,
-) -> list[Path]: ...
-@overload
-def export(x: Run | Path | str, *, to: Program, output: Path | str) -> ExportedModel: ...
 def export(
     x: OneTrace | Run,
     *,

@@ -21,7 +21,7 @@ from headloom.formats.trace_writer import not_a_trace
 from headloom.models.dense import Products
 from headloom.tracing.capture import trace_with
 from headloom.tracing.capture import verify as verify_model
-from headloom.tracing.options import TraceOptions, Verify
+from headloom.tracing.options import TraceOptions
 from headloom.training.inference import ClassProbabilities
 
 if TYPE_CHECKING:
@@ -35,34 +35,6 @@ Inputs = Mapping[str, torch.Tensor] | str
 Kind = Literal["text", "translation", "label"]
 #: Told the path and the number of each layer that is done, of how many.
 Progress = Callable[[str, int, int | None], None]
-
-
-@dataclass(frozen=True)
-class TraceChoices:
-    """How the texts of a corpus are traced; see `headloom.trace`."""
-
-    generate: int | None = None
-    keep: int = 32
-    layers: tuple[int | str, ...] | None = None
-    verify: Verify = None
-
-    def as_asked(self, tokenizer: object, save: Path) -> TraceOptions:
-        """The options as `headloom.trace` takes them.
-
-        tokenizer: who names the ids. save: the folder to write to while the model runs.
-        """
-        from headloom.mechanism.graph import Top
-        from headloom.tracing.options import TraceOptions
-
-        layers = self.layers and list(self.layers)
-        return TraceOptions(tokenizer, Top(self.keep), layers=layers, save=save, verify=self.verify)
-
-    @property
-    def decisive(self) -> JsonObject:
-        """The options that a trace depends on, as the list of a corpus has them."""
-        layers = self.layers and ",".join(map(str, self.layers))
-        fixed = {"target": None, "queries_keys": True}
-        return {**fixed, "generate": self.generate, "keep": self.keep, "layers": layers}
 
 
 @dataclass(frozen=True)

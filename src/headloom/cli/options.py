@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
@@ -16,14 +15,6 @@ from headloom.errors import InputError
 #: Tokens that a model writes at most: the caches of its keys and values grow with each.
 MOST_TOKENS = 100_000
 _Paths = TypeVar("_Paths", Path, list[Path])
-
-
-class Program(StrEnum):
-    """Which program shall open a trained model."""
-
-    huggingface = "huggingface"
-    ctranslate2 = "ctranslate2"
-    onnx = "onnx"
 
 
 def is_there(paths: _Paths) -> _Paths:
@@ -159,7 +150,7 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="Where to write.")]
 Keep = Annotated[int, typer.Option(min=0, max=1_000_000, help="Edges kept for each query.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace a trace that is there.")]
 ForProgram = Annotated[
-    Program | None,
+    Literal["huggingface", "ctranslate2", "onnx"] | None,
     typer.Option(help="Write the model of a training run, for this program; needs --output."),
 ]
 ModelOutput = Annotated[

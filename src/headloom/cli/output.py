@@ -206,15 +206,6 @@ def print_json(content: Mapping[str, object]) -> None:
     print(text, file=output, flush=True)
 
 
-def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print comma-separated values."""
-    import csv
-
-    writer = csv.writer(exact_output(), lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-
-
 #: The styles of a walk through attention, in colours of the terminal's own.
 _STYLES = {
     "title": "bold", "name": "bold", "formula": "cyan", "faint": "dim", "strong": "bold green",
@@ -248,17 +239,12 @@ def cell(name: str, value: object) -> str:
     return format(value, ".2f" if name in ("z", "entropy", "distance") else ".4f")
 
 
-def python_rows(frame: pandas.DataFrame) -> list[tuple[object, ...]]:
+def records(frame: pandas.DataFrame) -> list[dict[str, object]]:
     """The rows of a DataFrame as values of Python: lists for arrays, None for what is missing."""
     import pyarrow as pa
 
-    columns = pa.Table.from_pandas(frame, preserve_index=False).to_pydict().values()
-    return list(zip(*columns, strict=True))
-
-
-def records(frame: pandas.DataFrame) -> list[dict[str, object]]:
-    """The rows of a DataFrame, by the names of its columns."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    rows: list[dict[str, object]] = pa.Table.from_pandas(frame, preserve_index=False).to_pylist()
+    return rows
 
 
 def print_table(

@@ -1,7 +1,7 @@
 """`headloom export`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -46,13 +46,12 @@ def export(
     output: option.ModelOutput = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Write a trace as a page, a picture, a table or a graph; or a run for another program."""
-    asked: dict[str, Any] = {"to": to and to.value, "output": output}
     with working("writing"):
-        written: Any = headloom.export(
+        written = headloom.export(
             path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,
-            head=head, **asked,
+            head=head, to=to, output=output,
         )  # fmt: skip
-    if to is None:
+    if isinstance(written, list):
         print(*written, sep="\n")
         content = {"trace": str(path), "files": [str(file) for file in written]}
     else:

@@ -7,7 +7,7 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_frame, print_json, python_rows, working
+from headloom.cli.output import print_frame, print_json, records, working
 
 Sql = Annotated[
     str, typer.Argument(metavar="SQL", help="One SELECT statement; - reads standard input.")
@@ -33,6 +33,6 @@ def query(
     with working("asking"):
         table = headloom.query(path, question)
     if as_json:
-        print_json({"columns": list(table), "rows": python_rows(table)})
+        print_json({"columns": list(table), "rows": [[*row.values()] for row in records(table)]})
     else:
         print_frame(table, as_csv, option.rows_of(limit, as_csv, len(table)))
