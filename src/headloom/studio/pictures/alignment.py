@@ -15,45 +15,30 @@ from matplotlib.patches import Rectangle
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceLayer
-from headloom.studio.pictures.canvas import (
-    Onto,
-    bare,
-    fonts,
-    new_figure,
-    of_cells,
-    room,
-    scale_in,
-    ticks_of,
-    unit,
-    weight_colours,
-    whole,
-    written,
-)
+from headloom.studio.pictures.canvas import Page, picture, whole
 from headloom.studio.pictures.masses import Weights, masses_of, not_shown
-from headloom.studio.pictures.palette import Palette, Theme, palette
 
 #: Rows and columns up to which each weight is a cell; letters of a token.
 _CELLS, _LETTERS = 1_024, 14
-#: Units: a matrix at most, a cell at most and at least, and the least one that has its token.
+#: Units: a matrix at most; a cell at most, at least, and the least one that has its token.
 _LONG, _WIDEST, _NARROWEST, _NAMED = 7.5, 0.34, 0.135, 0.06
-#: Units around all; below the matrix, for the legend; and its width.
-_PAD, _FOOT, _SCALE = 0.14, 0.56, 1.6
+#: Units around all; below the matrix, for the legend; its width; and the narrowest picture.
+_PAD, _FOOT, _SCALE, _LEAST = 0.14, 0.56, 1.6, 2.2
 #: A name that is a time.
 _SECONDS = re.compile(r"[0-9]+\.[0-9]+ s")
 
 
+@picture
 def alignment(
+    page: Page,
     what: Weights,
     head: int | None = None,
     *,
-    onto: Onto = None,
-    width: float | None = None,
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
     links: Collection[tuple[int, int]] = (),
     title: str | None = None,
-    theme: Theme | None = None,
-    **options: Any,
+    **imshow: Any,
 ) -> Axes:
     """The weights of one head, or the mean of all heads, as a matrix with tokens on both axes.
 
@@ -65,18 +50,13 @@ def alignment(
         what: a layer of a trace, an attention graph or matrix, or weights (heads, queries, keys)
             or (queries, keys).
         head: which one; None: the mean of all.
-        onto: axes; a figure, which gets a size of its own, or this width in millimetres, and a
-            legend; None: a new figure.
         query_tokens, key_tokens: names of rows and columns; None: those of the layer, or positions.
         links: cells that are outlined, (key, query), as links of words are written.
         title: above it; None: says which layer and head.
-        theme: "light" or "dark"; None: as the ground of ``rcParams``.
-        options: of `matplotlib.axes.Axes.imshow`.
 
     Raises: InputError: no such head, or tokens that do not fit.
     """
-    masses, colours = masses_of(what, head, _CELLS), palette(theme)
-    values, left_out = masses.values.mean(0), float(masses.left_out.mean())
+    masses, colours = masses_of(what, head, _CELLS), page.colours
     looking = "← queries"  # turned, the arrow points down
     if isinstance(what, TraceLayer):
         query_tokens = shown(what.query_tokens) if query_tokens is None else query_tokens
@@ -85,107 +65,88 @@ def alignment(
         title = f"{what.kind} layer {what.index}, {of_head}" if title is None else title
         # A row is named by the token that its query is made from, not by the one written next.
         looking += "" if what.kind == "encoder" else " (just read or written)"
-    names = [
-        _named(tokens, size, name)
-        for tokens, size, name in zip(
-            (query_tokens, key_tokens), what.shape[-2:], ("query", "key"), strict=True
-        )
-    ]
-    families, missing = fonts([*names[0], *names[1], title or ""])
-    names = [[written(name, missing, _LETTERS) for name in of_axis] for of_axis in names]
-    given = isinstance(onto, Axes)
-    wanted, _ = room(onto, width)
-    axes = onto if isinstance(onto, Axes) else new_figure(onto, colours).add_axes((0, 0, 1, 1))
     high, wide = what.shape[-2:]
-    how = {"extent": (-0.5, wide - 0.5, high - 0.5, -0.5), "aspect": "equal" if given else "auto"}
-    if values.size:
-        axes.imshow(values, **(how | of_cells(options, colours)))
-    bare(axes, colours)
+    rows, columns = _named(query_tokens, high, "query"), _named(key_tokens, wide, "key")
+    page.letters([*rows, *columns, title or ""])
+    names = [[page.written(name, _LETTERS) for name in axis] for axis in (rows, columns)]
+    axes = page.given or page.figure.add_axes((0, 0, 1, 1))
+    how: dict[str, Any] = {"aspect": "auto" if page.given is None else "equal"} | page.weights(
+        imshow
+    )
+    how = {"extent": (-0.5, wide - 0.5, high - 0.5, -0.5)} | how
+    if masses.values.size:
+        axes.imshow(masses.values.mean(0), **how)
+    page.bare(axes)
     for key, query in links:
         outline = Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=colours.key,
-                            linewidth=1.6 * unit(), zorder=3)  # fmt: skip
+                            linewidth=1.6 * page.unit, zorder=3)  # fmt: skip
         axes.add_patch(outline)
-    axes.set_title(written(title or "", missing), color=colours.ink, family=families)
+    axes.set_title(page.written(title or ""), color=colours.ink, family=page.families)
     axes.set_ylabel(looking, color=colours.query)
     axes.set_xlabel("keys →", color=colours.key)
     axes.xaxis.set_label_position("top")
-    notes = [f"of the kept edges: {share}"] if (share := not_shown(left_out)) else []
-    notes += masses.notes[: masses.sizes != (1, 1)]
+    share = not_shown(float(masses.left_out.mean()))
+    notes = [f"of the kept edges: {share}"] * bool(share) + masses.notes[: masses.sizes != (1, 1)]
     axes.annotate("\n".join(notes), (0, 0), xytext=(0, -3), xycoords="axes fraction", va="top",
-                  textcoords="offset points", color=colours.faint, fontsize=6 * unit())  # fmt: skip
-    axes.tick_params(length=0, pad=3, labelcolor=colours.ink, labelfontfamily=families, top=False,
-                     labeltop=True, labelbottom=False)  # fmt: skip
-    if given:
-        size = axes.bbox.size / axes.figure.dpi / (wide, high)
-        _name(axes, names, (float(size.min()), float(size.min())), colours)
+                  textcoords="offset points", color=colours.faint,
+                  fontsize=6 * page.unit)  # fmt: skip
+    axes.tick_params(length=0, pad=3, labelcolor=colours.ink, labelfontfamily=page.families,
+                     top=False, labeltop=True, labelbottom=False)  # fmt: skip
+    if page.given is None:
+        _fit(page, axes, names)
+        page.scale(axes.get_position().x0 * page.width, 0.24, min(_SCALE, 0.7 * page.width), how,
+                   "weight")  # fmt: skip
+        page.figure.sca(axes)
     else:
-        _fit(axes, names, None if wanted is None else wanted * unit(), colours)
-        scale = weight_colours(options, colours)
-        box, inches = axes.get_position(), axes.figure.get_size_inches() / unit()
-        place = box.x0, 0.24 / inches[1], min(_SCALE / inches[0], 0.7), 0.085 / inches[1]
-        scale_in(axes.figure.add_axes(place), scale, colours, ticks_of(scale))
-        axes.figure.sca(axes)
+        cell = float((page.inches(axes) / (max(wide, 1), max(high, 1))).min())
+        _name(page, axes, names, cell, cell)
     return axes
 
 
-def _fit(axes: Axes, names: list[list[str]], width: float | None, colours: Palette) -> None:
-    """Give a figure the size that a matrix and all that is written around it need, in inches.
-
-    width: of the figure; None: whatever its cells need.
-    """
-    figure, (rows, columns) = axes.figure, map(len, names)
-    longest = max(rows, columns, 1)
-    cell = unit() * float(np.clip(_LONG / longest, _NARROWEST, _WIDEST))
-    cell = cell if longest <= _LONG / _NAMED else unit() * _LONG / longest
+def _fit(page: Page, axes: Axes, names: list[list[str]]) -> None:
+    """Give the figure the size that a matrix and all that is written around it need."""
+    (rows, columns), unit = (max(len(of_axis), 1) for of_axis in names), page.unit
+    width, longest = page.room[0], max(rows, columns)
+    cell = unit * float(np.clip(_LONG / longest, _NARROWEST, _WIDEST))
+    cell = cell if longest <= _LONG / _NAMED else unit * _LONG / longest
     beside = np.zeros(4)
-    # What is written needs room by the size of cells, which has what is left of the width.
+    # What is written needs room by the size of cells, which have what is left of the width.
     for _ in range(1 if width is None else 3):
-        cell = (
-            cell if width is None else max((width - beside[[0, 2]].sum()) / max(columns, 1), 1e-3)
-        )
-        wide, high = (max(cell * count, 0.3 * unit()) for count in (columns, rows))
-        wide = wide if width is None else max(width - beside[[0, 2]].sum(), 0.3 * unit())
-        wide, high = whole(wide), whole(high)
-        figure.set_size_inches(wide, high, forward=False)
+        cell = cell if width is None else (width * unit - beside[[0, 2]].sum()) / columns
+        wide, high = (whole(max(cell * count, 0.3 * unit)) for count in (columns, rows))
+        page.figure.set_size_inches(wide, high, forward=False)
         axes.set_position((0, 0, 1, 1))
-        _name(axes, names, (wide / max(columns, 1), high / max(rows, 1)), colours)
-        box = axes.get_tightbbox().extents / figure.dpi
-        beside = np.maximum([-box[0], -box[1], box[2] - wide, box[3] - high], 0)
-        beside = np.ceil((beside + _PAD * unit()) * 200) / 200
-        beside[1] += _FOOT * unit()
+        _name(page, axes, names, wide / columns, high / rows)
+        box: Any = axes.get_tightbbox()
+        left, below, right, above = box.extents / page.figure.dpi
+        beside = np.maximum([-left, -below, right - wide, above - high], 0) + _PAD * unit
+        beside[1] += _FOOT * unit
+        beside = np.ceil(200 * beside) / 200
     left, below, right, above = beside
-    size = (
-        max(left + wide + right, 2.2 * unit()) if width is None else width,
-        below + high + above,
-    )
-    figure.set_size_inches(*size)
+    wanted = max(left + wide + right, _LEAST * unit) / unit if width is None else width
+    page.lay(wanted, (below + high + above) / unit)
+    size = page.figure.get_size_inches()
     axes.set_position((left / size[0], below / size[1], wide / size[0], high / size[1]))
 
 
-def _name(
-    axes: Axes, names: list[list[str]], cell: tuple[float, float], colours: Palette
-) -> None:  # fmt: skip
+def _name(page: Page, axes: Axes, names: list[list[str]], wide: float, high: float) -> None:
     """Write tokens at both axes, or positions where cells of a size in inches have no room."""
-    across, down = (size / unit() for size in cell)
-    grid = min(across, down) > 0.1
-    for axis, labels, size in ((axes.yaxis, names[0], down), (axes.xaxis, names[1], across)):
-        crowded = size < _NAMED
+    across, grid = wide / page.unit, min(wide, high) > 0.1 * page.unit
+    for axis, labels, size in ((axes.yaxis, names[0], high), (axes.xaxis, names[1], wide)):
+        crowded, standard = size < _NAMED * page.unit, rcParams["ytick.labelsize"]
+        points = FontProperties(size=standard).get_size_in_points()
+        part = 0.7 if crowded else float(np.clip(size * 72 * 0.62 / points, 0.5, 0.95))
         labels = _positions(labels) if crowded else labels
-        points = FontProperties(
-            size=rcParams[f"{axis.axis_name}tick.labelsize"]
-        ).get_size_in_points()
-        least = 0.7 if crowded else float(np.clip(size * unit() * 72 * 0.62 / points, 0.5, 0.95))
-        axis.set_ticks(range(len(labels)), labels, fontsize=least * points)
+        axis.set_ticks(range(len(labels)), labels, fontsize=part * points)
         # Lines between cells, not along the edge.
         axis.set_ticks(np.arange(1, len(labels) if grid else 1) - 0.5, minor=True)
     if grid:
-        axes.grid(which="minor", color=colours.line, linewidth=0.3, alpha=0.5)
+        axes.grid(which="minor", color=page.colours.line, linewidth=0.3, alpha=0.5)
         axes.tick_params(which="minor", length=0)
-    longest = max(map(len, names[1]), default=0)
     # Characters stand upright, words lean.
     leans = across >= 0.19
-    for label in axes.get_xticklabels():
-        if longest > 2 or across <= 0.15:
+    if max(map(len, names[1]), default=0) > 2 or across <= 0.15:
+        for label in axes.get_xticklabels():
             label.set(rotation=50 if leans else 90, ha="left" if leans else "center", va="bottom",
                       rotation_mode="anchor" if leans else "default")  # fmt: skip
 

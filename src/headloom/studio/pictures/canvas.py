@@ -1,24 +1,25 @@
-"""Ground of every picture: a figure or somebody's axes, letters for every script, cells, a file.
+"""What every picture is made of: a page, letters for every script, cells and their legend, a file.
 
-What is fixed in inches and points is so where ``rcParams["font.size"]`` is 10, as Matplotlib has
-it; with another size it grows along.
+A picture is a function of a `Page`, which `picture` makes of axes, of a figure or of nothing. What
+it has of inches and points is so where ``rcParams["font.size"]`` is 10, as Matplotlib's own, and
+grows along with it.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, TypeVar
 
 import matplotlib
 import numpy as np
 from matplotlib import font_manager, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, Normalize, PowerNorm
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -26,12 +27,10 @@ from matplotlib.patches import Rectangle
 from headloom.errors import InputError
 from headloom.formats.files import atomic_file
 from headloom.formats.tokens import visible
-from headloom.studio.pictures.palette import Palette
+from headloom.studio.pictures.palette import Theme, palette
 
 Array = np.ndarray[Any, Any]
-#: What a picture is drawn onto: axes, or a figure that takes its size; None: a figure of its own,
-#: which pyplot does not know.
-Onto = Axes | Figure | None
+T = TypeVar("T")
 
 _FORMATS = ("png", "svg", "pdf")
 _DPI = 200
@@ -39,41 +38,24 @@ _DPI = 200
 _FRAME = 0.01
 #: The font that matplotlib brings along.
 _FIRST = "DejaVu Sans"
+#: The values that the legend of weights names.
+_WEIGHTS = {0: "0", 0.01: ".01", 0.1: ".1", 0.25: ".25", 0.5: ".5", 1: "1"}
 
 
-def unit() -> float:
-    """Inches for what is an inch where letters have Matplotlib's own size."""
-    return float(rcParams["font.size"]) / 10
+def picture(draw: Callable[Concatenate[Page, ...], T]) -> Callable[..., T]:
+    """Make of a function of a page one of where it is: onto, width and theme, see `Page`."""
 
+    @wraps(draw)
+    def drawn(
+        *args: Any,
+        onto: Axes | Figure | None = None,
+        width: float | None = None,
+        theme: Theme | None = None,
+        **options: Any,
+    ) -> T:
+        return draw(Page(onto, width, theme), *args, **options)
 
-def room(onto: Onto, width: float | None) -> tuple[float | None, float | None]:
-    """Width and height that a picture has, in units; None: as much as it needs.
-
-    width: of a new figure, in millimetres.
-    Raises: InputError: the width of a figure that is there already.
-    """
-    if not isinstance(onto, Axes):
-        return (None if width is None else width / 25.4 / unit()), None
-    if width is not None:
-        raise InputError("plot: width is of a new figure; axes have theirs. Leave one of the two.")
-    inches = onto.bbox.size / onto.figure.dpi / unit()
-    return float(inches[0]), float(inches[1])
-
-
-def fitting(
-    size: float, room: tuple[float | None, float | None], *needed: tuple[float, float]
-) -> float:
-    """A size so that a picture fits its room: what else it needs, and how many times the size.
-
-    >>> fitting(1.0, (None, None), (0.5, 4), (1, 2)), fitting(1.0, (2.5, None), (0.5, 4), (1, 2))
-    (1.0, 0.5)
-    """
-    sizes = [
-        (there - fixed) / times
-        for there, (fixed, times) in zip(room, needed, strict=True)
-        if there is not None
-    ]
-    return max(min(sizes, default=size), 0.02)
+    return drawn
 
 
 def whole(inches: float) -> float:
@@ -81,197 +63,194 @@ def whole(inches: float) -> float:
     return round(inches * _DPI) / _DPI
 
 
-class Sheet:
-    """Where a picture of several parts is drawn; places are in units from its upper left corner.
+class Page:
+    """Where a picture is drawn; places are in units from its upper left corner.
 
-    onto, width, height: a figure gets this size, in units; axes keep theirs.
-    families: the fonts of its texts, one that is always there and installed ones for the rest.
-    texts: whatever will be written.
+    A unit is an inch where letters have Matplotlib's own size.
+
+    Args:
+        onto: axes; or a figure, which gets the size that the picture needs; None: a new figure,
+            which pyplot does not know.
+        width: of a figure, in millimetres; None: what it needs.
+        theme: "light" or "dark"; None: as the ground of ``rcParams``.
+
+    Raises: InputError: a width of axes, which have theirs.
     """
 
     def __init__(
-        self, onto: Onto, width: float, height: float, colours: Palette, texts: Iterable[str] = ()
+        self, onto: Axes | Figure | None, width: float | None, theme: Theme | None
     ) -> None:
-        self.unit, self.colours = unit(), colours
-        self.families, self._missing = fonts(texts)
-        self.figure: Figure | SubFigure
-        self._given = onto if isinstance(onto, Axes) else None
-        if isinstance(onto, Axes):
-            onto.set_axis_off()
-            self.figure, self._whole = onto.figure, onto.transAxes
-            self._text, self._artist, self._axes = onto.text, onto.add_artist, onto.inset_axes
-            size = onto.bbox.size / onto.figure.dpi
+        self.unit, self.colours = float(rcParams["font.size"]) / 10, palette(theme)
+        self.given = onto if isinstance(onto, Axes) else None
+        #: Width and height where they are known.
+        self.room: tuple[float | None, float | None] = None, None
+        if self.given is None:
+            self.figure = onto if isinstance(onto, Figure) else Figure()
+            self.figure.set_facecolor(self.colours.ground)
+            self.room = None if width is None else width / 25.4 / self.unit, None
+        elif width is not None:
+            raise InputError("plot: width is of a new figure, and axes have theirs; give only one.")
         else:
-            figure = new_figure(onto, colours)
-            figure.set_size_inches(width * self.unit, whole(height * self.unit))
-            self.figure, self._whole, size = figure, figure.transFigure, figure.get_size_inches()
-            self._text, self._artist, self._axes = figure.text, figure.add_artist, figure.add_axes
-        self.width, self.height = size / self.unit
+            self.figure = figure_of(self.given)
+            self.room = self.inches(self.given) / self.unit
+        self.letters(())
+
+    @staticmethod
+    def inches(axes: Axes) -> Any:
+        """Width and height of axes."""
+        return np.asarray(axes.bbox.size) / figure_of(axes).dpi
+
+    def fits(self, size: float, *needed: tuple[float, float] | None) -> float:
+        """A size so that the picture has room.
+
+        needed: across and down, what else there is, and how many times the size; None: any.
+        """
+        sizes = [
+            (there - need[0]) / need[1]
+            for there, need in zip(self.room, needed, strict=False)
+            if there is not None and need is not None
+        ]
+        return max(min(sizes, default=size), 0.02)
+
+    def letters(self, texts: Iterable[str]) -> None:
+        """Choose fonts for whatever will be written, besides what all have."""
+        self.families, self._missing = _fonts(texts)
+
+    def lay(self, width: float, height: float) -> None:
+        """Give a figure its size, in units; axes keep theirs."""
+        ground: Any = self.given or self.figure
+        if self.given is None:
+            wide, high = (whole(size * self.unit) for size in (width, height))
+            self.figure.set_size_inches(wide if self.room[0] is None else width * self.unit, high)
+            self._whole, self._add = ground.transFigure, ground.add_axes
+            size = self.figure.get_size_inches()
+        else:
+            self.given.set_axis_off()
+            self._whole, self._add = ground.transAxes, ground.inset_axes
+            size = self.inches(self.given)
+        self._text, self._artist = ground.text, ground.add_artist
+        self.width, self.height = (float(inches) / self.unit for inches in size)
 
     def written(self, text: str, limit: int = 200) -> str:
         """A text as it can be drawn: a letter without a font becomes its code point.
 
         Dollar signs are no formulas.
         """
-        return written(text, self._missing, limit)
+        text = visible(text, limit) if text else ""
+        drawn = "".join(f"‹{ord(c):04X}›" if c in self._missing else c for c in text)
+        return drawn.replace("◌‹", "‹").replace("$", r"\$")
 
     def say(
         self, across: float, down: float, text: str, size: float = 7, colour: str = "", **how: Any
     ) -> None:
         """Write a text that can be drawn: see `written`; faint, and hung from above."""
         how = {"va": "top", "color": colour or self.colours.faint, "family": self.families} | how
-        self._text(
-            across / self.width, 1 - down / self.height, text, fontsize=size * self.unit,
-            transform=self._whole, **how,
-        )  # fmt: skip
+        self._text(across / self.width, 1 - down / self.height, text, transform=self._whole,
+                   fontsize=size * self.unit, **how)  # fmt: skip
 
-    def title(self, text: str, size: float = 10) -> None:
+    def title(self, text: str) -> None:
         """Write a title above all."""
-        if self._given is not None:
-            title = self._given.set_title(self.written(text), color=self.colours.ink)
-            title.set_family(self.families)
+        text = self.written(text)
+        if self.given is None:
+            self.say(0.14, 0.14, text, 10, self.colours.ink, fontweight="bold")
         else:
-            self.say(0.14, 0.14, self.written(text), size, self.colours.ink, fontweight="bold")
+            self.given.set_title(text, color=self.colours.ink, family=self.families)
 
     def axes(self, left: float, top: float, wide: float, high: float) -> Axes:
         """Empty axes on whole pixels at the resolution that pictures are saved in."""
         left, top, wide, high = (whole(x * self.unit) / self.unit for x in (left, top, wide, high))
-        return self._axes(
-            (left / self.width, 1 - (top + high) / self.height, wide / self.width,
-             high / self.height)
-        )  # fmt: skip
+        axes: Axes = self._add((left / self.width, 1 - (top + high) / self.height,
+                                wide / self.width, high / self.height))  # fmt: skip
+        return axes
 
     def matrix(
-        self, left: float, top: float, wide: float, high: float, values: Array,
-        ramp: Colormap | None = None, norm: Normalize | None = None, **how: Any,
-    ) -> Axes:  # fmt: skip
+        self, left: float, top: float, wide: float, high: float, values: Array, **how: Any
+    ) -> Axes:
         """The cells of a matrix, or colours (rows, columns, 3), within a thin frame."""
         axes = self.axes(left, top, wide, high)
         if values.size:
-            how = {"interpolation": "nearest", "cmap": ramp, "norm": norm} | how
-            axes.imshow(values, aspect="auto", **how)
-        bare(axes, self.colours)
+            axes.imshow(values, **({"aspect": "auto", "interpolation": "nearest"} | how))
+        self.bare(axes)
         return axes
 
+    def bare(self, axes: Axes, frame: bool = True) -> None:
+        """No ticks, and a thin frame around them or none.
+
+        The frame lies outside, half of a line beneath what is drawn: a line along the edge would
+        hide half of the outermost cells.
+        """
+        axes.set(xticks=[], yticks=[], facecolor=self.colours.ground)
+        axes.spines[:].set_visible(False)
+        if frame:
+            box = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, zorder=-1,
+                            edgecolor=self.colours.line, linewidth=144 * _FRAME * self.unit,
+                            clip_on=False, snap=False, gid="frame")  # fmt: skip
+            axes.add_artist(box)
+
+    def plain(self, axes: Axes, title: str) -> None:
+        """Axes of curves with as few lines as one needs to read them; small letters."""
+        colours, size = self.colours, 6.5 * self.unit
+        axes.set_facecolor(colours.ground)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(colours.line)
+        self.small(axes, size, axis="both")
+        axes.set_title(title, fontsize=size * 1.08, color=colours.faint, loc="left", pad=5)
+        axes.grid(axis="y", color=colours.line, linewidth=0.5)
+        axes.set_axisbelow(True)
+        axes.margins(x=0.02)
+
+    def small(self, axes: Axes, size: float, axis: Any = "x") -> None:
+        """Faint ticks whose labels have a size in points."""
+        faint = self.colours.faint
+        axes.tick_params(axis, length=2 * self.unit, width=0.5, pad=2 * self.unit, labelsize=size,
+                         color=faint, labelcolor=faint)  # fmt: skip
+
     def thread(self, x: Array, y: Array) -> None:
-        """A thin line through places of the sheet."""
-        thread = Line2D(
-            x / self.width, 1 - y / self.height, color=self.colours.line, transform=self._whole,
-            linewidth=0.8 * self.unit, solid_capstyle="butt",
-        )  # fmt: skip
-        self._artist(thread)
+        """A thin line through places of the page."""
+        self._artist(Line2D(x / self.width, 1 - y / self.height, color=self.colours.line,
+                            linewidth=0.8 * self.unit, transform=self._whole))  # fmt: skip
+
+    def weights(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of `Axes.imshow` for weights: some that are given, and ours.
+
+        The ramp is ours where no cmap is given and ``rcParams["image.cmap"]`` is Matplotlib's own;
+        the scale is of square roots, from 0 (vmin) to 1 (vmax), where no norm is given.
+        """
+        chosen = rcParams["image.cmap"] != rcParamsDefault["image.cmap"]
+        ours = {"cmap": rcParams["image.cmap"] if chosen else self.colours.weight,
+                "norm": weight_norm(options.get("vmax", 1.0), options.get("vmin", 0.0)),
+                "interpolation": "nearest"}  # fmt: skip
+        return ours | {name: of for name, of in options.items() if name not in ("vmin", "vmax")}
 
     def scale(
-        self, left: float, bottom: float, wide: float, colours: ScalarMappable,
-        ticks: Mapping[float, str] | None = None, title: str = "", *, high: float = 0.085,
-        size: float = 6,
+        self, left: float, bottom: float, wide: float, how: Mapping[str, Any], title: str = "",
+        ticks: Mapping[float, str] | None = None, *, high: float = 0.085, size: float = 6,
     ) -> None:  # fmt: skip
-        """The legend of colours: a bar, the values in it, what it is above it.
+        """The legend of a norm and a cmap: a bar, the values in it, what it is above it.
 
-        bottom: inches from the lower edge of the sheet.
+        bottom: units from the lower edge of the page. ticks: values and their labels; None: those
+        of weights, or, of a scale of its own, Matplotlib's.
         """
-        axes = self._axes(
+        axes: Axes = self._add(
             (left / self.width, bottom / self.height, wide / self.width, high / self.height)
         )
-        scale_in(axes, colours, self.colours, ticks, title, size)
-
-
-def new_figure(onto: Figure | None, colours: Palette) -> Figure:
-    """The figure that a picture is drawn onto, empty, on its ground."""
-    figure = onto or Figure()
-    figure.set_facecolor(colours.ground)
-    return figure
-
-
-def scale_in(
-    axes: Axes, image: ScalarMappable, colours: Palette, ticks: Mapping[float, str] | None = None,
-    title: str = "weight", size: float = 6,
-) -> None:  # fmt: skip
-    """Fill axes with the legend of colours; ticks: values and their labels, None: of its own."""
-    bar = axes.figure.colorbar(image, cax=axes, orientation="horizontal")
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    bare(axes, colours)
-    if ticks is not None:
-        bar.set_ticks([*ticks], labels=[*ticks.values()])
-    size *= unit()
-    axes.minorticks_off()
-    axes.tick_params(axis="x", length=2 * unit(), width=0.5, pad=1.5 * unit(), labelsize=size,
-                     color=colours.faint, labelcolor=colours.faint)  # fmt: skip
-    axes.set_title(title, fontsize=size + 0.5 * unit(), color=colours.faint, pad=3 * unit(),
-                   loc="left")  # fmt: skip
-
-
-def bare(axes: Axes, colours: Palette, frame: bool = True) -> None:
-    """No ticks, and a thin frame around them or none.
-
-    The frame lies outside, half of a line beneath what is drawn: one along the edge would hide half
-    of the outermost cells.
-    """
-    axes.set(xticks=[], yticks=[], facecolor=colours.ground)
-    axes.spines[:].set_visible(False)
-    if frame:
-        box = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, zorder=-1,
-                        edgecolor=colours.line, linewidth=144 * _FRAME * unit(), clip_on=False,
-                        snap=False, gid="frame")  # fmt: skip
-        axes.add_artist(box)
-
-
-def plain(axes: Axes, colours: Palette, title: str = "") -> None:
-    """Axes of curves: their letters small, as few lines as one needs to read them."""
-    size = 6.5 * unit()
-    axes.set_facecolor(colours.ground)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(colours.line)
-    axes.tick_params(length=2, width=0.5, labelsize=size, color=colours.faint,
-                     labelcolor=colours.faint)  # fmt: skip
-    axes.set_title(title, fontsize=size + 0.5 * unit(), color=colours.faint, loc="left", pad=5)
-    axes.grid(axis="y", color=colours.line, linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.02)
+        norm, size = how["norm"], size * self.unit
+        image = ScalarMappable(norm, how["cmap"])
+        bar = self.figure.colorbar(image, cax=axes, orientation="horizontal")
+        self.bare(axes)
+        if ticks is None and isinstance(norm, PowerNorm) and (norm.vmin, norm.vmax) == (0, 1):
+            ticks = _WEIGHTS
+        if ticks is not None:
+            bar.set_ticks([*ticks], labels=[*ticks.values()])
+        axes.minorticks_off()
+        self.small(axes, size)
+        axes.set_title(title, fontsize=size * 1.08, color=self.colours.faint, pad=3 * self.unit,
+                       loc="left")  # fmt: skip
 
 
 def weight_norm(most: float = 1.0, least: float = 0.0) -> PowerNorm:
     """The scale of weights, 0 to 1: square-root, so that small ones are seen."""
     return PowerNorm(0.5, least, most)
-
-
-#: The values that the legend of weights names.
-WEIGHTS = {0: "0", 0.01: ".01", 0.1: ".1", 0.25: ".25", 0.5: ".5", 1: "1"}
-
-
-def weight_colours(options: Mapping[str, Any], colours: Palette) -> ScalarMappable:
-    """Colours of weights, as options of `Axes.imshow` want them: cmap, norm, vmin, vmax.
-
-    Our ramp where no cmap is given and ``rcParams["image.cmap"]`` is as Matplotlib has it; square
-    roots where no norm is given.
-    """
-    own = rcParams["image.cmap"] != rcParamsDefault["image.cmap"]
-    ramp = options.get("cmap") or (rcParams["image.cmap"] if own else colours.weight)
-    limits = {"most": options.get("vmax"), "least": options.get("vmin")}
-    norm = weight_norm(**{name: value for name, value in limits.items() if value is not None})
-    return ScalarMappable(options.get("norm") or norm, ramp)
-
-
-def of_cells(options: Mapping[str, Any], colours: Palette) -> dict[str, Any]:
-    """All options of `Axes.imshow` for weights; see `weight_colours`."""
-    weights = weight_colours(options, colours)
-    left = {name: value for name, value in options.items() if name not in ("vmin", "vmax")}
-    how = {"interpolation": "nearest", "norm": weights.norm, "cmap": weights.cmap}
-    return how | {name: value for name, value in left.items() if value is not None}
-
-
-def ticks_of(colours: ScalarMappable) -> Mapping[float, str] | None:
-    """Values that the legend names; None: those that Matplotlib chooses for a scale of its own."""
-    norm = colours.norm
-    whole = isinstance(norm, PowerNorm) and (norm.gamma, norm.vmin, norm.vmax) == (0.5, 0, 1)
-    return WEIGHTS if whole else None
-
-
-def written(text: str, missing: frozenset[str] = frozenset(), limit: int = 200) -> str:
-    """A text as it can be drawn; missing: the letters without a font, drawn as code points."""
-    text = visible(text, limit) if text else ""
-    drawn = "".join(f"‹{ord(c):04X}›" if c in missing else c for c in text)
-    return drawn.replace("◌‹", "‹").replace("$", r"\$")
 
 
 @lru_cache(maxsize=512)
@@ -284,7 +263,7 @@ def _letters(path: str) -> frozenset[int]:
     return frozenset(font.get_charmap()) if font.scalable else frozenset()
 
 
-def fonts(texts: Iterable[str]) -> tuple[list[str], frozenset[str]]:
+def _fonts(texts: Iterable[str]) -> tuple[list[str], frozenset[str]]:
     """Fonts that have the letters of some texts, and the letters that no installed font has."""
     missing = {ord(c) for text in texts for c in visible(text, 200)}
     missing |= {ord(c) for c in "‹›0123456789ABCDEF…"}
@@ -320,11 +299,12 @@ def picture_format(path: Path) -> str:
     return kind
 
 
-def figure_of(drawn: Figure | Axes | Array) -> Figure:
+def figure_of(drawn: Any) -> Figure:
     """The figure of what a picture returned: axes, or an array of them."""
-    while not isinstance(drawn, Figure):
-        drawn = drawn.figure if isinstance(drawn, Axes | SubFigure) else drawn.flat[0]
-    return drawn
+    figure = drawn.flat[0] if isinstance(drawn, np.ndarray) else drawn
+    while not isinstance(figure, Figure):
+        figure = figure.figure
+    return figure
 
 
 def save_picture(drawn: Figure | Axes | Array, path: Path | str, dpi: float = _DPI) -> None:
@@ -345,10 +325,10 @@ def save_picture(drawn: Figure | Axes | Array, path: Path | str, dpi: float = _D
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "headloom", "pdf.fonttype": 42}
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     # Not to the file: where the disk is full, Matplotlib's PDF ends in an error of its own.
-    drawing = io.BytesIO()
+    file = io.BytesIO()
     with matplotlib.rc_context(settings):
         figure.savefig(
-            drawing, format=kind, dpi=dpi, facecolor=figure.get_facecolor(), metadata=metadata
+            file, format=kind, dpi=dpi, facecolor=figure.get_facecolor(), metadata=metadata
         )
     with atomic_file(path) as temporary:
-        temporary.write_bytes(drawing.getvalue())
+        temporary.write_bytes(file.getvalue())

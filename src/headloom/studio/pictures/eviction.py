@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
 from headloom.analysis.eviction.evict import BEST_SET, BEST_SETS, Eviction
 from headloom.errors import InputError
-from headloom.studio.pictures.canvas import Array, Onto, Sheet, fitting, plain, room, weight_norm
-from headloom.studio.pictures.palette import Theme, palette
+from headloom.studio.pictures.canvas import Array, Page, picture, weight_norm
 
 #: Units: a strip of kept keys, the heads beside it, and what stands around them.
 _LEFT, _WIDE, _HIGH, _BETWEEN, _ABOVE = 1.32, 5.6, 0.72, 0.14, 0.98
@@ -25,14 +24,8 @@ _COLUMNS = 2_000
 _POINTS = 64
 
 
-def eviction(
-    result: Eviction,
-    budget: int | None = None,
-    *,
-    onto: Onto = None,
-    width: float | None = None,
-    theme: Theme | None = None,
-) -> Array:
+@picture
+def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
     """Which keys each policy keeps of every layer, and the mass that every head loses.
 
     Left, for each policy: keys from the first to the last position, the heads of keys of all layers
@@ -42,7 +35,6 @@ def eviction(
     Args:
         result: of `headloom.analysis.eviction.evict.evict`.
         budget: the number of the budget that is drawn; None: the middle one.
-        onto, width, theme: as of `headloom.studio.pictures.alignment.alignment`.
 
     Returns: the axes of the losses, from step to step and at every budget.
     Raises: InputError: no such budget.
@@ -50,50 +42,50 @@ def eviction(
     budget = len(result.budgets) // 2 if budget is None else budget
     if not -len(result.budgets) <= budget < len(result.budgets):
         raise InputError(f"eviction: budget {budget}; there are {len(result.budgets)}, from 0.")
-    drawn, colours = result.policies[:-1], palette(theme)
-    stretch = fitting(
-        1.0, room(onto, width), (_LEFT + _BESIDE + _RIGHT, _WIDE + _HEADS),
+    drawn, colours = result.policies[:-1], page.colours
+    stretch = page.fits(
+        1.0, (_LEFT + _BESIDE + _RIGHT, _WIDE + _HEADS),
         (_ABOVE + len(drawn) * _BETWEEN + _GAP + _BELOW, len(drawn) * _HIGH + _CURVES),
     )  # fmt: skip
-    wide, beside, high, curves = (stretch * size for size in (_WIDE, _HEADS, _HIGH, _CURVES))
-    # A strip keeps its three lines of text where the picture is narrow.
-    high, curves = (high, curves) if isinstance(onto, Axes) else (max(high, 0.62), _CURVES)
+    wide, beside = stretch * _WIDE, stretch * _HEADS
+    # A strip keeps its three lines of text where a figure is narrow.
+    high, curves = (max(stretch, 0.86) * _HIGH, _CURVES) if page.given is None else (
+        stretch * _HIGH, stretch * _CURVES)  # fmt: skip
     down, across = _ABOVE + len(drawn) * (high + _BETWEEN), _LEFT + wide + _BESIDE
-    sheet = Sheet(onto, across + beside + _RIGHT, down + _GAP + curves + _BELOW, colours)
+    page.lay(across + beside + _RIGHT, down + _GAP + curves + _BELOW)
     share = 100 * result.budgets[budget] / result.prompt
-    sheet.title(f"What a cache of {share:.3g} % of the keys keeps, and what every head loses")
-    sheet.say(0.14, 0.38, str(result), 7.5)
-    sheet.say(0.14, 0.72, "policy, mass lost")
+    page.title(f"What a cache of {share:.3g} % of the keys keeps, and what every head loses")
+    page.say(0.14, 0.38, str(result), 7.5)
+    page.say(0.14, 0.72, "policy, mass lost")
     strips = "keys that stay; a row: a head of keys, layer 0 on top (paler: keys of later tokens)"
-    sheet.say(_LEFT, 0.72, strips if wide > 4.5 else "keys that stay", colour=colours.key)
-    sheet.say(across, 0.72, "mass lost; a cell: a head" if beside > 1.2 else "mass lost")
+    page.say(_LEFT, 0.72, strips if wide > 4.5 else "keys that stay", colour=colours.key)
+    page.say(across, 0.72, "mass lost; a cell: a head" if beside > 1.2 else "mass lost")
     grids = [_grid(result, number, budget) for number in range(len(drawn))]
     most = max(*(float(np.nanmax(grid)) for grid in grids), 1e-6)
+    how: dict[str, Any] = {"norm": weight_norm(most), "cmap": colours.weight}
     keys = LinearSegmentedColormap.from_list("headloom-keys", [colours.ground, colours.key], 256)
     for row, (name, grid) in enumerate(zip(drawn, grids, strict=True)):
         top = _ABOVE + row * (high + _BETWEEN)
         mean = float(result.lost_by_heads[row, budget].mean())
-        sheet.say(0.14, top + 0.08, name, 9, colours.ink, fontweight="bold")
-        sheet.say(0.14, top + 0.27, f"{100 * mean:.2f} %", 13, colours.ink)
-        if name == BEST_SET:
-            sheet.say(0.14, top + 0.52, "best single set", 6.5)
+        page.say(0.14, top + 0.08, name, 9, colours.ink, fontweight="bold")
+        page.say(0.14, top + 0.27, f"{100 * mean:.2f} %", 13, colours.ink)
+        page.say(0.14, top + 0.52, "best single set" * (name == BEST_SET), 6.5)
         # Which keys stay, (heads of keys of all layers, keys); where several fall into a pixel, it
         # is of their mean. Of few keys each is given several columns: edges stay sharp.
         held = np.concatenate([layer[row, budget].numpy() for layer in result.kept.values()])
         stays = np.pad(held.astype(float), ((0, 0), (0, result.steps)), constant_values=_LATER)
         stays = stays.repeat(-(-_COLUMNS // stays.shape[1]), axis=1)
-        sheet.matrix(_LEFT, top, wide, high, stays, keys, vmin=0, vmax=1, interpolation="auto",
-                     interpolation_stage="data")  # fmt: skip
-        sheet.matrix(across, top, beside, high, grid, colours.weight, weight_norm(most))
+        page.matrix(_LEFT, top, wide, high, stays, cmap=keys, vmin=0, vmax=1, interpolation="auto",
+                    interpolation_stage="data")  # fmt: skip
+        page.matrix(across, top, beside, high, grid, **how)
     below, length = down - _BETWEEN + 0.05, result.prompt + result.steps
     for place, text, side in (
         (0, "0", "left"), (result.prompt, f"{result.prompt:,}", "right"), (length, "steps", "right")
     ):  # fmt: skip
-        sheet.say(_LEFT + wide * place / length, below, text, 6.5, ha=side)
+        page.say(_LEFT + wide * place / length, below, text, 6.5, ha=side)
     ticks = {0: "0", most / 4: f"{25 * most:.3g} %", most: f"{100 * most:.3g} %"}
-    bottom, scale = sheet.height - below - 0.1, ScalarMappable(weight_norm(most), colours.weight)
-    sheet.scale(across, bottom, beside, scale, ticks, high=0.07, size=6.5)
-    return _curves(sheet, result, budget, down + _GAP - _BETWEEN, curves)
+    page.scale(across, page.height - below - 0.1, beside, how, "", ticks, high=0.07, size=6.5)
+    return _curves(page, result, budget, down + _GAP - _BETWEEN, curves)
 
 
 def _grid(result: Eviction, policy: int, budget: int) -> Array:
@@ -104,9 +96,9 @@ def _grid(result: Eviction, policy: int, budget: int) -> Array:
     return grid
 
 
-def _curves(sheet: Sheet, result: Eviction, budget: int, down: float, high: float) -> Array:
+def _curves(page: Page, result: Eviction, budget: int, down: float, high: float) -> Array:
     """The loss from step to step, and at every budget; the names in the colours of their lines."""
-    colours, lost = sheet.colours, 100 * result.lost_by_heads.numpy()
+    colours, lost = page.colours, 100 * result.lost_by_heads.numpy()
     by_steps, by_budgets = lost[:, budget].mean(1), lost.mean((2, 3))
     shares = 100 * np.array(result.budgets) / result.prompt  # what stays, not what was asked for
     order = np.argsort(shares)
@@ -114,9 +106,9 @@ def _curves(sheet: Sheet, result: Eviction, budget: int, down: float, high: floa
     # Each part from its first step to the next one's, the last as well.
     places = result.prompt + np.linspace(0, result.steps, parts + 1)
     # Two of them, and the names at the right.
-    wide = sheet.width - (_LEFT - 0.6) - 0.6 - 1.1
-    left = sheet.axes(_LEFT - 0.6, down, 0.63 * wide, high)
-    right = sheet.axes(_LEFT + 0.63 * wide, down, 0.37 * wide, high)
+    wide = page.width - (_LEFT - 0.6) - 0.6 - 1.1
+    left = page.axes(_LEFT - 0.6, down, 0.63 * wide, high)
+    right = page.axes(_LEFT + 0.63 * wide, down, 0.37 * wide, high)
     highest = sorted(range(len(lost)), key=lambda number: -by_budgets[number, order[0]])
     for number, name in enumerate(result.policies):
         ink = colours.heads[number % len(colours.heads)]
@@ -129,11 +121,11 @@ def _curves(sheet: Sheet, result: Eviction, budget: int, down: float, high: floa
                    markersize=3, linestyle=dashes)  # fmt: skip
         bold = "bold" if name == BEST_SET else "normal"
         place = down + 0.02 + 0.17 * highest.index(number)
-        sheet.say(sheet.width - 1.02, place, name, 7.5, ink, fontweight=bold)
+        page.say(page.width - 1.02, place, name, 7.5, ink, fontweight=bold)
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_xticks(np.unique(shares), [f"{share:.3g}" for share in np.unique(shares)])
     right.set_ylim(bottom=0)
     averaged = "" if parts == result.steps else f" (means of {result.steps / parts:.3g})"
-    plain(left, colours, f"mass lost, %; position of the step{averaged}")
-    plain(right, colours, "mass lost, %; keys that stay, % of the prompt")
+    page.plain(left, f"mass lost, %; position of the step{averaged}")
+    page.plain(right, "mass lost, %; keys that stay, % of the prompt")
     return np.array([left, right])

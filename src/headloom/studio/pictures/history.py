@@ -16,17 +16,16 @@ from headloom.formats.run import RunFolder, is_run
 from headloom.mechanism.shapes import chosen as one_of
 from headloom.mechanism.shapes import place_of
 from headloom.mechanism.spectra import MATRICES, MEASURES
-from headloom.studio.pictures.canvas import Array, Onto, Sheet, bare, fitting, room, weight_norm
-from headloom.studio.pictures.curves import Lines, curves, steps_along
-from headloom.studio.pictures.palette import Palette, Theme, palette
+from headloom.studio.pictures.canvas import Array, Page, picture, weight_norm
+from headloom.studio.pictures.curves import Lines, along, curves
+from headloom.studio.pictures.palette import Palette
 from headloom.studio.training import loss_curves
 
 Matrix = Tensor | Array | Sequence[Sequence[float]]
-Series = Sequence[float] | tuple[Sequence[float], Sequence[float]]
-#: What has a matrix at each snapshot.
+#: What has a matrix at each snapshot, besides MATRICES.
 PRODUCT, WEIGHTS = "W_Q W_K^T", "weights"
-#: Measures that stand beside the loss.
-_MEASURES = ("norm_W_Q", "norm_W_K", "effective_rank", "symmetry")
+#: Measures that stand beside the loss; and what they are called beside a matrix.
+_MEASURES = {"norm_W_Q": "|W_Q|", "effective_rank": "effective rank", "symmetry": "symmetry"}
 #: Units: a snapshot's width, and the least; between two, left of them, a curve's height, above and
 #: below all.
 _SIZE, _LEAST, _GAP, _LEFT, _BAND, _TOP, _FOOT = 1.22, 0.5, 0.14, 1.15, 0.42, 0.78, 0.46
@@ -41,71 +40,56 @@ def history(
     name: str | None = None,
     layer: int | str | None = None,
     head: int | None = None,
-    *,
-    onto: Onto = None,
-    width: float | None = None,
-    theme: Theme | None = None,
     **options: Any,
-) -> Axes | Array:
+) -> Any:
     """What a training learned: the losses and measures of all heads, or a matrix of one.
 
     Args:
         past: of a run.
-        name: "loss", or a measure: curves, of every head a line; "W_Q", "W_K", "W_V", "W_O",
+        name: "loss", or a measure: curves, a line for every head; "W_Q", "W_K", "W_V", "W_O",
             "W_Q W_K^T", or "weights", of the probe: a matrix at its snapshots. None: the loss, and
-            the norms, effective rank and symmetry of W_Q and W_K.
+            the norm of W_Q, the effective rank and the symmetry.
         layer, head: by number, the layer also by name. None: all of a measure, the first of a
             matrix.
-        onto, width, theme: as of `headloom.studio.pictures.alignment.alignment`.
-        options: of `matplotlib.axes.Axes.plot` for curves, of ``imshow`` for matrices; of a matrix
-            also ``title`` and ``shown``, snapshots at most.
+        options: of `curves`, or of `snapshots`.
 
     Returns: axes; or an array of them: one for each curve, or snapshot.
     Raises: InputError: no such matrix, measure, layer or head. DataError: there is no snapshot.
     """
     steps = past.steps
     first = past[steps[0] if steps else 0]
-    names = [each.name for each in first.layers]
-    number = (
-        layer if layer is None or isinstance(layer, int) else names.index(past[0].layer(layer).name)
-    )
+    number = [entry.name for entry in first.layers].index(first.layer(layer).name) if isinstance(
+        layer, str) else layer  # fmt: skip
     if number is not None:
-        number = place_of("history", "plot", "layer", number, len(names))
+        number = place_of("history", "plot", "layer", number, len(first.layers))
+    if head is not None:
+        heads = len(first.layers[number or 0].measures["symmetry"])
+        head = place_of("layer", "plot", "head", head, heads)
     losses = _losses(past)
     if name is None or name == "loss" or name in MEASURES:
-        wanted = ("loss", *_MEASURES) if name is None else (name,)
-        panels = {
-            each: losses if each == "loss" else _measure(past, each, number, head)
-            for each in wanted
-        }
-        panels = {each: lines for each, lines in panels.items() if lines}
-        how = {"onto": onto, "width": width, "theme": theme, "logarithmic": True}
-        drawn = curves(panels, **(how | options))
+        names = ("loss", *_MEASURES) if name is None else (name,)
+        panels = {n: losses if n == "loss" else _measure(past, n, number, head) for n in names}
+        drawn = curves({n: lines for n, lines in panels.items() if lines}, log=True, **options)
         return drawn if name is None else drawn[0]
     one_of("plot", "name", name, (*MATRICES, PRODUCT, WEIGHTS, "loss", *MEASURES))
-    layers = [snapshot.layers[number or 0] for snapshot in past]
-    head = place_of("layer", "plot", "head", head or 0, len(layers[0].measures["symmetry"]))
-    measures: dict[str, Series] = {}
-    if training := losses.get("training loss") or losses.get("loss"):
-        measures["loss"] = tuple(zip(*training[0], strict=True))
-    if name != WEIGHTS:
-        for title, each in (("|W_Q|", "norm_W_Q"), ("effective rank", "effective_rank"),
-                            ("symmetry", "symmetry")):  # fmt: skip
-            values = [layer.measures[each][head] for layer in layers]
-            if None not in values:
-                measures[title] = values
-    of_name = {PRODUCT: "W_Q W_K^T", WEIGHTS: "Weights"}.get(name, name)
-    title = f"{of_name} of {names[number or 0]}, head {head}: from random to trained"
-    how = {"title": title, "onto": onto, "width": width, "theme": theme} | options
-    return snapshots(steps, [_matrix(layer, name, head) for layer in layers], measures, **how)
+    number, head = number or 0, head or 0
+    layers = [snapshot.layers[number] for snapshot in past]
+    measures: dict[str, Any] = {}
+    for lines in [*losses.values()][:1]:
+        measures["loss"] = tuple(zip(*lines[0], strict=True))
+    for measure, title in _MEASURES.items() if name != WEIGHTS else ():
+        values = [each.measures[measure][head] for each in layers]
+        measures |= {title: values} if None not in values else {}
+    title = f"{name[:1].upper()}{name[1:]} of {layers[0].name}, head {head}"
+    options = {"title": f"{title}: from random to trained"} | options
+    return snapshots(steps, [_matrix(each, name, head) for each in layers], measures, **options)
 
 
 def _losses(past: History) -> Lines:
     """The losses of a history's run, or of its snapshots alone: a line each."""
-    if is_run(past.folder.parent):
-        found = loss_curves(RunFolder.open(past.folder.parent), past)
-        if found:
-            return {name: [points] for name, points in found.items()}
+    run = past.folder.parent
+    if is_run(run) and (every := loss_curves(RunFolder.open(run), past)):
+        return {name: [points] for name, points in every.items()}
     points = [(notes["step"], notes["loss"]) for notes in map(past.notes, past.steps)]
     points = [point for point in points if point[1] is not None]
     return {"loss": [points]} if points else {}
@@ -113,48 +97,40 @@ def _losses(past: History) -> Lines:
 
 def _measure(past: History, name: str, layer: int | None, head: int | None) -> Lines:
     """A line for each head, by the names of the layers."""
-    lines: dict[str, list[list[tuple[float, float]]]] = {}
+    lines: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for step in past.steps:
         for number, entry in enumerate(past.notes(step)["layers"]):
-            if layer not in (None, number):
-                continue
-            values = entry["measures"][name]
-            heads = (
-                range(len(values))
-                if head is None
-                else [place_of("layer", "plot", "head", head, len(values))]
-            )
-            of_layer = lines.setdefault(entry["name"], [[] for _ in heads])
-            for line, place in zip(of_layer, heads, strict=True):
-                if values[place] is not None:
-                    line.append((step, values[place]))
-    return {name: [line for line in of_layer if line] for name, of_layer in lines.items()}
+            for place, value in enumerate(entry["measures"][name]):
+                if layer in (None, number) and head in (None, place) and value is not None:
+                    of_layer = lines.setdefault(entry["name"], {})
+                    of_layer.setdefault(place, []).append((step, value))
+    return {name: [*of_heads.values()] for name, of_heads in lines.items()}
 
 
 def _matrix(layer: LayerSnapshot, name: str, head: int) -> Matrix:
     """A matrix of a head at a snapshot."""
     if name == WEIGHTS:
         return layer.graph.adjacency(head).toarray()
-    parts = name.split(" ")[0], "W_K"
-    if missing := [part for part in parts[: 1 + (name == PRODUCT)] if part not in layer.matrices]:
+    parts = ("W_Q", "W_K") if name == PRODUCT else (name,)
+    if missing := [part for part in parts if part not in layer.matrices]:
         raise InputError(f"plot: the history of {layer.name} has no {missing[0]}.")
     heads = len(layer.measures["symmetry"])
-    of_head = [layer.matrices[part] for part in parts if part in layer.matrices]
-    query, *key = [matrix[head * len(matrix) // heads] for matrix in of_head]
-    return query @ key[0].T if name == PRODUCT else query
+    # Several heads may share one of keys and values.
+    chosen = [layer.matrices[part] for part in parts]
+    query, *key = [matrix[head * len(matrix) // heads] for matrix in chosen]
+    return query @ key[0].T if key else query
 
 
+@picture
 def snapshots(
+    page: Page,
     steps: Sequence[int],
     matrices: Sequence[Matrix],
-    measures: Mapping[str, Series] | None = None,
+    measures: Mapping[str, Any] | None = None,
     *,
     title: str = "From random to trained",
     shown: int = 7,
-    onto: Onto = None,
-    width: float | None = None,
-    theme: Theme | None = None,
-    **options: Any,
+    **imshow: Any,
 ) -> Array:
     """Snapshots of one matrix in a row, from random to trained, over its measures along training.
 
@@ -170,7 +146,6 @@ def snapshots(
             symmetry), or name -> (steps, values) for one with steps of its own (the loss).
         title: above it.
         shown: how many snapshots to show at most; the first and the last always are.
-        onto, width, theme, options: as of `headloom.studio.pictures.alignment.alignment`.
 
     Returns: the axes of the snapshots; of signed ones (2, snapshots).
     Raises: InputError: nothing to show, or numbers of steps and matrices that differ.
@@ -186,81 +161,69 @@ def snapshots(
     series: dict[str, tuple[Array, Array]] = {}
     for name, each in (measures or {}).items():
         own = isinstance(each, tuple) and len(each) == 2 and np.ndim(each[0]) == 1
-        along, values = each if own else (steps, each)
-        series[name] = np.asarray(along, dtype=float), np.asarray(values, dtype=float)
+        x, y = each if own else (steps, each)
+        series[name] = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     ends = [f"{y[0]:.3g} → {y[-1]:.3g}" for _, y in series.values()]
     # Some letters are wider than half of their height.
     right = max(0.9, max(map(len, ends), default=0) * 0.62 * _SMALL / 72 + 0.14)
-    space, colours = room(onto, width), palette(theme)
-    if space[0] is not None:
-        shown = min(shown, int((space[0] - _LEFT - right + _GAP) / (_LEAST + _GAP)))
+    if page.room[0] is not None:
+        shown = min(shown, int((page.room[0] - _LEFT - right + _GAP) / (_LEAST + _GAP)))
     places = sorted({round(place) for place in np.linspace(0, len(steps) - 1, max(shown, 2))})
     at, chosen = [steps[place] for place in places], [drawn[place] for place in places]
-    rows = [("", chosen, *_scale(chosen, colours))]
+    rows = [("", chosen, *_scale(chosen, page.colours))]
     if min(float(np.nanmin(matrix)) for matrix in drawn) < 0:
         moved = [matrix - drawn[0] for matrix in chosen]
         change = f"change since\nstep {steps[0]:,}"
-        rows = [
-            ("as it is", *rows[0][1:]), (change, moved, *_scale(moved, colours, linear=True))
-        ]  # fmt: skip
+        rows = [("as it is", *rows[0][1:]),
+                (change, moved, *_scale(moved, page.colours, linear=True))]  # fmt: skip
+    count, gaps = len(chosen), (len(chosen) - 1) * _GAP
     shape = float(np.clip(drawn[0].shape[0] / max(drawn[0].shape[1], 1), 0.4, 2.0))
-    gaps, bands = (len(chosen) - 1) * _GAP, len(series) * (_BAND + 0.1)
-    fixed = _TOP + (len(rows) - 1) * _GAP + (0.34 if series else 0.12) + bands + _FOOT
-    size = fitting(
-        _SIZE, space, (_LEFT + gaps + right, len(chosen)), (fixed, len(rows) * shape)
-    )  # fmt: skip
+    fixed = _TOP + (len(rows) - 1) * _GAP + (0.34 if series else 0.12)
+    fixed += len(series) * (_BAND + 0.1) + _FOOT
+    size = page.fits(_SIZE, (_LEFT + gaps + right, count), (fixed, len(rows) * shape))
     tall, pitch = size * shape, size + _GAP
-    wide = len(chosen) * size + gaps
-    wide = max(wide, 3.6) if space[0] is None else wide
-    height = fixed + len(rows) * tall
-    sheet = Sheet(onto, space[0] or _LEFT + wide + right, height, colours, [title, *series])
-    sheet.title(title)
+    wide = max(count * size + gaps, 0 if page.room[0] else 3.6)
+    page.letters([title, *series])
+    page.lay(page.room[0] or _LEFT + wide + right, fixed + len(rows) * tall)
+    page.title(title)
     legend = "; ".join(f"{name}: {says}".removeprefix(": ") for name, _, _, _, says in rows)
-    sheet.say(0.14, 0.37, legend.replace("\n", " "), 6.5)
+    page.say(0.14, 0.37, legend.replace("\n", " "), 6.5)
     every: list[list[Axes]] = []
-    for number, (name, of_row, norm, ramp, _) in enumerate(rows):
-        top = _TOP + number * (tall + _GAP)
-        sheet.say(_LEFT - 0.1, top + tall / 2, name, 7, colours.ink, ha="right", va="center")
-        how = {"cmap": ramp, "norm": norm} | options
-        every.append(
-            [
-                sheet.matrix(_LEFT + column * pitch, top, size, tall, matrix, **how)
-                for column, matrix in enumerate(of_row)
-            ]
-        )
+    for name, of_row, norm, ramp, _ in rows:
+        top = _TOP + len(every) * (tall + _GAP)
+        page.say(_LEFT - 0.1, top + tall / 2, name, 7, page.colours.ink, ha="right", va="center")
+        how = {"cmap": ramp, "norm": norm} | imshow
+        every.append([page.matrix(_LEFT + column * pitch, top, size, tall, matrix, **how)
+                      for column, matrix in enumerate(of_row)])  # fmt: skip
     for axes, step in zip(every[0], at, strict=True):
         name = f"step {step:,}" + ": random" * (step == 0 and size > 1)
-        ink = colours.ink if step in (steps[0], steps[-1]) else colours.faint
-        axes.set_title(name, fontsize=7 * sheet.unit, pad=3, color=ink)
-    top = _TOP + len(rows) * (tall + _GAP) - _GAP + 0.44
-    panel = None
-    for number, (name, (x, y)) in enumerate(series.items()):
-        panel = sheet.axes(_LEFT, top + number * (_BAND + 0.1), wide, _BAND)
-        _curve(sheet, panel, x, y, name, ends[number])
-        steps_along(panel, steps, max([steps[-1], *(x[-1] for x, _ in series.values())]))
-        panel.minorticks_off()
-        panel.set_xticks([])
-        for step in at:
-            panel.axvline(step, color=colours.line, linewidth=0.7, zorder=0)
-    if panel is not None:
-        along = [
-            panel.transAxes.inverted().transform(panel.transData.transform((step, 0)))[0]
-            for step in at
-        ]
-        labelled = _apart(at, along)
+        ink = page.colours.ink if step in (steps[0], steps[-1]) else page.colours.faint
+        axes.set_title(name, fontsize=7 * page.unit, pad=3, color=ink)
+    if series:
+        top = _TOP + len(rows) * (tall + _GAP) - _GAP + 0.44
+        last = max([steps[-1], *(x[-1] for x, _ in series.values())])
+        panels = [page.axes(_LEFT, top + number * (_BAND + 0.1), wide, _BAND)
+                  for number in range(len(series))]  # fmt: skip
+        for panel, (name, (x, y)), says in zip(panels, series.items(), ends, strict=True):
+            _curve(page, panel, x, y, name, says)
+            along(panel, steps, last)
+            panel.minorticks_off()
+            panel.set_xticks([])
+            for step in at:
+                panel.axvline(step, color=page.colours.line, linewidth=0.7, zorder=0)
+        pixels = panel.transData.transform([(step, 0) for step in at])
+        shares = panel.transAxes.inverted().transform(pixels)[:, 0].tolist()
+        labelled = _apart(at, shares)
         panel.set_xticks(labelled, [f"{step:,}" for step in labelled])
-        small = _SMALL * sheet.unit
-        panel.tick_params(axis="x", length=2, width=0.5, pad=2, labelsize=small,
-                          color=colours.faint, labelcolor=colours.faint)  # fmt: skip
-        panel.set_xlabel(
-            "training step, logarithmic", fontsize=small, color=colours.faint, labelpad=2
-        )
+        page.small(panel, _SMALL * page.unit)
+        panel.set_xlabel("training step, logarithmic", fontsize=_SMALL * page.unit, labelpad=2,
+                         color=page.colours.faint)  # fmt: skip
         # A thread from each snapshot down to its step, below the frame: the last row stays free.
         down = np.linspace(0, 1, 24)
-        for column, place in enumerate(along):
+        for column, share in enumerate(shares):
             middle = _LEFT + column * pitch + size / 2
-            across = middle + (_LEFT + place * wide - middle) * down * down * (3 - 2 * down)
-            sheet.thread(across, top - 0.425 + 0.425 * down)
+            across = middle + (_LEFT + share * wide - middle) * down * down * (3 - 2 * down)
+            page.thread(across, top - 0.425 + 0.425 * down)
     return np.array(every if len(every) > 1 else every[0])
 
 
@@ -288,21 +251,21 @@ def _scale(
     return Normalize(0, limit), colours.weight, f"0 to {limit:.2g}"
 
 
-def _apart(steps: Sequence[int], along: Sequence[float]) -> list[int]:
+def _apart(steps: Sequence[int], shares: Sequence[float]) -> list[int]:
     """Steps whose labels, at these shares of the width, do not run into each other."""
     labelled: list[int] = []
     before = -np.inf
-    for step, place in zip(steps, along, strict=True):
+    for step, place in zip(steps, shares, strict=True):
         if place - before > 0.05:
             labelled.append(step)
             before = place
     return labelled
 
 
-def _curve(sheet: Sheet, axes: Axes, x: Array, y: Array, name: str, ends: str) -> None:
+def _curve(page: Page, axes: Axes, x: Array, y: Array, name: str, ends: str) -> None:
     """A sparkline: its name at the left, where it begins and ends at the right."""
-    colours = sheet.colours
-    bare(axes, colours, frame=False)
+    colours = page.colours
+    page.bare(axes, frame=False)
     axes.patch.set_alpha(0)
     axes.plot(x, y, color=colours.ink, linewidth=1.0, solid_capstyle="round")
     axes.plot(x[:1], y[:1], "o", markersize=2.6, color=colours.faint, clip_on=False)
@@ -314,8 +277,8 @@ def _curve(sheet: Sheet, axes: Axes, x: Array, y: Array, name: str, ends: str) -
     if low < 0 < high:
         axes.axhline(0, color=colours.line, linewidth=0.6, zorder=0)
     for place, text, side, size, ink in (
-        (-_BESIDE, sheet.written(name), "right", 7, colours.ink),
+        (-_BESIDE, page.written(name), "right", 7, colours.ink),
         (1 + _BESIDE, ends, "left", _SMALL, colours.faint),
     ):
         axes.text(place, 0.5, text, transform=axes.transAxes, ha=side, va="center",
-                  fontsize=size * sheet.unit, color=ink, family=sheet.families)  # fmt: skip
+                  fontsize=size * page.unit, color=ink, family=page.families)  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, PowerNorm, to_rgb
 from matplotlib.patches import Rectangle
 
@@ -16,9 +16,9 @@ from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.grid import Grid
-from headloom.studio.pictures.canvas import Array, Onto, Sheet, bare, fitting, room, weight_norm
+from headloom.studio.pictures.canvas import Array, Page, picture, weight_norm
 from headloom.studio.pictures.masses import masses_of
-from headloom.studio.pictures.palette import Palette, Theme, palette
+from headloom.studio.pictures.palette import Palette
 
 #: The longest side of an image under a map, its width under looks, what stands beside it, and the
 #: narrowest figure that has room for its title and its scale, in inches.
@@ -30,15 +30,14 @@ _KEPT, _REACH, _INK = 0.45, 0.62, 0.4
 _REACHED = 4.0
 
 
+@picture
 def word_map(
+    page: Page,
     seen: ImageMap,
     image: Array | None = None,
     *,
-    onto: Onto = None,
-    width: float | None = None,
     title: str | None = None,
     caption: str | None = None,
-    theme: Theme | None = None,
 ) -> Axes:
     """The map of a word over an image: the weights in colour, the picture in their light and dark.
 
@@ -50,46 +49,44 @@ def word_map(
         seen: of `headloom.Trace.image_map`.
         image: (rows, columns) or (rows, columns, 3), 0 (black) to 1, of the same pixels; None:
             the weights alone.
-        onto, width, theme: as of `headloom.studio.pictures.alignment.alignment`.
-        title: above; caption: below it; None: which position it is, and its mass on the image.
+        title: above; caption: below it. None: which position it is, and its mass on the image.
 
     Raises: InputError: an image of another size.
     """
     rows, columns = seen.weights.shape
-    weights = seen.weights.numpy()
+    weights, colours = seen.weights.numpy(), page.colours
     if image is not None and image.shape[:2] != (rows, columns):
         raise InputError(
             f"word_map: the image has {image.shape[0]} x {image.shape[1]} pixels, the map {rows} x "
             f"{columns}. Ask for the map with the size of the image: size=(rows, columns)."
         )
-    title = f"position {seen.query} looks at the image" if title is None else title
+    title = f"What position {seen.query} looks at" if title is None else title
     caption = f"{seen.mass:.1%} of its weight is on the image" if caption is None else caption
-    total, colours, space = float(weights.sum()), palette(theme), room(onto, width)
+    total = float(weights.sum())
     times = weights * (weights.size / total) if total > 0 else weights
     most = max(float(times.max()), _REACHED)
-    norm = weight_norm(most)
-    light = None if image is None else _light(image)
+    norm, light = weight_norm(most), None if image is None else _light(image)
     cells = _coloured(np.asarray(norm(times)), light, colours)
-    if isinstance(onto, Axes):
-        onto.imshow(cells, interpolation="nearest")
-        bare(onto, colours)
-        onto.set_title(title, color=colours.ink)
-        onto.set_xlabel(caption, color=colours.faint)
-        return onto
-    longest = fitting(_LONG, (space[0],), (2 * _MARGIN, columns / max(rows, columns)))
+    page.letters([title, caption])
+    if page.given is not None:
+        page.title(title)
+        page.given.set_xlabel(page.written(caption), color=colours.faint, family=page.families)
+        page.given.imshow(cells, interpolation="nearest")
+        page.bare(page.given)
+        return page.given
+    longest = page.fits(_LONG, (2 * _MARGIN, columns / max(rows, columns)))
     high, wide = (side * longest / max(rows, columns) for side in (rows, columns))
-    inches = space[0] or max(wide, _NARROW) + 2 * _MARGIN
-    sheet = Sheet(onto, inches, 0.62 + high + 0.62, colours, [title, caption])
-    sheet.say(_MARGIN, 0.39, caption, 7.5)
-    axes = sheet.matrix(_MARGIN, 0.62, wide, high, cells)
-    sheet.title(title)
+    page.lay(page.room[0] or max(wide, _NARROW) + 2 * _MARGIN, 0.62 + high + 0.62)
+    page.title(title)
+    page.say(_MARGIN, 0.39, page.written(caption), 7.5)
+    axes = page.matrix(_MARGIN, 0.62, wide, high, cells)
     mean = None if light is None else np.full(256, light.mean())
     ramp = ListedColormap(_coloured(np.linspace(0, 1, 256), mean, colours))
     ticks = [0.0, 1.0, *([most / 4] if most > 10 else []), most]
-    says = "weight of a pixel, in times the mean of all pixels (square roots)"
-    sheet.scale(
-        _MARGIN, 0.24, min(2.4, inches - 2 * _MARGIN), ScalarMappable(norm, ramp),
-        {tick: f"{tick:.3g}" for tick in ticks}, says, high=0.1, size=6.5,
+    page.scale(
+        _MARGIN, 0.24, min(2.4, page.width - 2 * _MARGIN), {"norm": norm, "cmap": ramp},
+        "weight of a pixel, in times the mean of all pixels (square roots)",
+        {tick: f"{tick:.3g}" for tick in ticks}, high=0.1, size=6.5,
     )  # fmt: skip
     return axes
 
@@ -182,46 +179,43 @@ def _grid(names: Sequence[str]) -> Grid:
     return Grid(rows, columns, before)
 
 
-def places(
-    looks: Sequence[Look], *, title: str = "", caption: str = "", theme: Theme | None = None
-) -> Array:
+@picture
+def places(page: Page, looks: Sequence[Look], *, title: str = "", caption: str = "") -> Array:
     """Images below each other, each with the weights that some of its places give to the others.
 
     The weights are the ground, the image the ink on it, the places that look are framed. The scale
     of weights is one for all: to the largest, or to nine times that of an even row where none is so
     large, so that an even row is faint.
 
-    Args: looks: one or more, of images of one size; title: above; caption: below; theme.
+    Args: looks: one or more, of images of one size; title: above; caption: below.
     Returns: the axes of each.
     """
     rows, columns = looks[0].image.shape
-    high, top = _WIDE * rows / columns, 0.48 if title else 0.12
-    height = top + len(looks) * (0.3 + high) + 0.62
-    texts = [title, caption, *(look.title for look in looks)]
-    colours, drawn = palette(theme), []
-    sheet = Sheet(None, _WIDE + 2 * _MARGIN, height, colours, texts)
+    wide = page.fits(_WIDE, (2 * _MARGIN, 1))
+    high, top = wide * rows / columns, 0.48 if title else 0.12
+    page.letters([title, caption, *(look.title for look in looks)])
+    page.lay(wide + 2 * _MARGIN, top + len(looks) * (0.3 + high) + 0.62)
+    page.title(title)
+    colours, drawn = page.colours, []
     most = max(max(float(look.weights.max()), min(9 / look.weights.size, 1)) for look in looks)
     norm = weight_norm(most)
-    sheet.title(title)
+    how: dict[str, Any] = {"norm": norm, "cmap": colours.weight}
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     for look in looks:
-        sheet.say(_MARGIN, top + 0.09, look.title, 8.5, colours.ink)
-        axes = sheet.matrix(
-            _MARGIN, top + 0.3, _WIDE, high, look.weights, colours.weight, norm, extent=extent
-        )
+        page.say(_MARGIN, top + 0.09, look.title, 8.5, colours.ink)
+        axes = page.matrix(_MARGIN, top + 0.3, wide, high, look.weights, extent=extent, **how)
         ink = np.dstack((_inks(look, norm, colours), _INK * np.clip(look.image, 0, 1)))
         axes.imshow(ink, extent=extent, aspect="auto", interpolation="nearest")
         if look.asked is not None:
-            row, column, tall, wide = look.asked
-            frame = Rectangle((column - 0.5, row - 0.5), wide, tall, fill=False, linewidth=2.2,
+            row, column, tall, across = look.asked
+            frame = Rectangle((column - 0.5, row - 0.5), across, tall, fill=False, linewidth=2.2,
                               edgecolor=colours.query, clip_on=False, zorder=4)  # fmt: skip
             axes.add_patch(frame)
         drawn.append(axes)
         top += 0.3 + high
     ticks = {0.0: "0", most / 4: f"{most / 4:.2g}", most: f"{most:.2g}"}
-    scale = ScalarMappable(norm, colours.weight)
-    sheet.scale(_MARGIN, 0.26, 1.6, scale, ticks, "weight, square-root scale")
-    sheet.say(2.1, sheet.height - 0.15, caption, va="baseline")
+    page.scale(_MARGIN, 0.26, 1.6, how, "weight, square-root scale", ticks)
+    page.say(2.1, page.height - 0.15, caption, va="baseline")
     return np.array(drawn)
 
 

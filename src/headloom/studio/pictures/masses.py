@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from headloom.analysis.overview import block_sizes, edge_means, matrix_means
@@ -52,47 +53,35 @@ def masses_of(what: Weights, head: int | None, most: int) -> Masses:
     most: rows and columns up to which a cell is a weight.
     Raises: InputError: no such head; a batch; what has no rows and columns.
     """
-    dense = what if isinstance(what, Tensor | np.ndarray) else None
-    if dense is not None and dense.ndim == 2:
-        dense = dense[None]
-    shape = what.shape if dense is None else dense.shape
-    if len(shape) != 3:
+    if isinstance(what, Tensor | np.ndarray):
+        dense = torch.as_tensor(what).detach().cpu().float()
+        what = dense[None] if dense.ndim == 2 else dense
+    if len(what.shape) != 3:
         raise InputError(
-            f"plot: weights of shape {tuple(shape)}; expected (queries, keys) or (heads, queries, "
-            "keys). Of a batch choose one, as graph[0]."
+            f"plot: weights of shape {tuple(what.shape)}; expected (queries, keys) or (heads, "
+            "queries, keys). Of a batch choose one, as graph[0]."
         )
-    heads, queries, keys = shape
-    chosen = range(heads) if head is None else [place_of("layer", "plot", "head", head, heads)]
-    sizes, full = block_sizes(queries, keys, most), np.zeros(len(chosen))
-    if dense is not None:
-        cells = np.asarray(dense.detach().cpu().float() if isinstance(dense, Tensor) else dense)
-        return Masses(_block_masses(cells[[*chosen]].astype(float), sizes), sizes, full)
+    heads, queries, keys = what.shape
+    chosen = [*range(heads)] if head is None else [place_of("layer", "plot", "head", head, heads)]
+    sizes, left_out = block_sizes(queries, keys, most), np.zeros(len(chosen))
     graph = what.graph if isinstance(what, TraceLayer) else what
     matrix = what.matrix if isinstance(what, TraceLayer) else what
-    known = isinstance(graph, AttentionGraph) and keeps_all(graph)
-    if isinstance(matrix, AttentionMatrix) and not known:
+    if isinstance(what, Tensor):
+        means = what[chosen].numpy()
+        if sizes != (1, 1):
+            means = torch.nn.functional.avg_pool2d(what[chosen], sizes, ceil_mode=True).numpy()
+    elif isinstance(matrix, AttentionMatrix) and not (
+        isinstance(graph, AttentionGraph) and keeps_all(graph)
+    ):
         means = np.stack([matrix_means(matrix, number, sizes).cpu() for number in chosen])
-        return Masses(means * sizes[1], sizes, full)
-    assert isinstance(graph, AttentionGraph)
-    graph = graph.detach().cpu()
-    means = edge_means(
-        graph.keys[[*chosen]].numpy(), graph.weights[[*chosen]].float().numpy(), keys, sizes
-    )
-    terms = what.terms if isinstance(what, TraceLayer) else None
-    left_out = full if known else mean_left_out(graph, None if terms is None else terms.sinks)
-    return Masses(means * sizes[1], sizes, np.asarray(left_out)[[*chosen]] if not known else full)
-
-
-def _block_masses(cells: Array, sizes: tuple[int, int]) -> Array:
-    """The mass of blocks of (heads, queries, keys), as `Overview.masses` has them."""
-    if sizes == (1, 1):
-        return cells
-    for axis, size in enumerate(sizes, 1):
-        starts = np.arange(0, cells.shape[axis], size)
-        counts = np.diff([*starts, cells.shape[axis]])
-        sums = np.add.reduceat(cells, starts, axis)
-        cells = np.moveaxis(np.moveaxis(sums, axis, -1) / counts, -1, axis)
-    return cells * sizes[1]
+    else:
+        assert isinstance(graph, AttentionGraph)
+        graph = graph.detach().cpu()
+        edges = graph.keys[chosen].numpy(), graph.weights[chosen].float().numpy()
+        means = edge_means(*edges, keys, sizes)
+        terms = what.terms if isinstance(what, TraceLayer) else None
+        left_out = mean_left_out(graph, None if terms is None else terms.sinks)[chosen].numpy()
+    return Masses(means * sizes[1], sizes, left_out)
 
 
 def not_shown(share: float) -> str:

@@ -7,8 +7,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from headloom.studio.pictures.canvas import Sheet, figure_of, weight_norm
-from headloom.studio.pictures.palette import Theme, palette
+from headloom.studio.pictures import canvas
+from headloom.studio.pictures.canvas import Page, weight_norm
 from headloom.studio.steps.lesson import Lesson, Row, Table, number
 
 #: Matrices of up to this many columns have their numbers written in their cells.
@@ -20,7 +20,8 @@ _LEFT, _GAP, _LINE = 0.16, 0.2, 0.19
 _ROOM = 8.0
 
 
-def picture(lesson: Lesson, theme: Theme = "light") -> Figure:
+@canvas.picture
+def picture(page: Page, lesson: Lesson) -> Figure:
     """Draw all tables of a lesson, step by step, each step below its name and formula.
 
     Small tables have numbers in their cells. Colours show sign and size, scaled to each matrix;
@@ -35,35 +36,34 @@ def picture(lesson: Lesson, theme: Theme = "light") -> Figure:
         for table in (table for row in step.rows for table in row):
             texts += [*table.rows, *table.columns, table.name]
     lines = (0.09 * len(lesson.title), *(0.055 * len(line) for line in lesson.about))
-    sheet = Sheet(
-        None, max(*lines, *across) + 2 * _LEFT, 0.3 + _LINE * (1 + len(lesson.about)) + sum(down),
-        palette(theme), texts,
-    )  # fmt: skip
+    page.letters(texts)
+    high = 0.3 + _LINE * (1 + len(lesson.about)) + sum(down)
+    page.lay(max(*lines, *across) + 2 * _LEFT, high)
     top = 0.3
-    _say(sheet, _LEFT, top, sheet.written(lesson.title), 11, fontweight="bold")
+    _say(page, _LEFT, top, page.written(lesson.title), 11, fontweight="bold")
     for line in lesson.about:
         top += _LINE
-        _say(sheet, _LEFT, top, line, 7, sheet.colours.faint)
+        _say(page, _LEFT, top, line, 7, page.colours.faint)
     for step, rows, high in zip(steps, bands, down, strict=True):
         below = top + 0.34
-        _say(sheet, _LEFT, below, step.title, 9, fontweight="bold")
-        _say(sheet, _LEFT, below + _LINE, step.formula, 8, sheet.colours.query)
+        _say(page, _LEFT, below, step.title, 9, fontweight="bold")
+        _say(page, _LEFT, below + _LINE, step.formula, 8, page.colours.query)
         below += _LINE + 0.1
         for row in rows:
             left, first = _LEFT, below + 0.2 + max(map(_above, row))
             for table in row:
-                _draw(sheet, table, left, first, lesson.digits)
+                _draw(page, table, left, first, lesson.digits)
                 left += _across(table)
             below += _down(row)
         top += high
-    return figure_of(sheet.figure)
+    return page.figure
 
 
 def _say(
-    sheet: Sheet, across: float, down: float, text: str, size: float, ink: str = "", **how: object
+    page: Page, across: float, down: float, text: str, size: float, ink: str = "", **how: object
 ) -> None:
     how = {"va": "center", "parse_math": False} | how
-    sheet.say(across, down, text, size, ink or sheet.colours.ink, **how)
+    page.say(across, down, text, size, ink or page.colours.ink, **how)
 
 
 def _folded(rows: tuple[Row, ...]) -> list[Row]:
@@ -113,22 +113,22 @@ def _down(row: Row) -> float:
     return max(map(_above, row)) + max(_size(table)[1] for table in row) + 0.2 + _GAP
 
 
-def _draw(sheet: Sheet, table: Table, left: float, top: float, digits: int) -> None:
+def _draw(page: Page, table: Table, left: float, top: float, digits: int) -> None:
     """Draw a table, its names above and beside it, with numbers where there is room."""
-    colours, values, (wide, high) = sheet.colours, table.values.numpy(), _size(table)
+    colours, values, (wide, high) = page.colours, table.values.numpy(), _size(table)
     rows, columns = values.shape
     if table.before:
-        _say(sheet, left + 0.1, top + high / 2, table.before, 11, colours.faint, ha="center")
+        _say(page, left + 0.1, top + high / 2, table.before, 11, colours.faint, ha="center")
     left += _beside(table)
     name = table.name + f" {rows}×{columns}" * (columns > _WRITTEN)
-    _say(sheet, left, top - _above(table) - 0.09, name, 7, colours.faint)
+    _say(page, left, top - _above(table) - 0.09, name, 7, colours.faint)
     for place, name in enumerate(table.rows):
         middle = top + (place + 0.5) * high / rows
-        _say(sheet, left - 0.05, middle, sheet.written(name), 6.5, ha="right")
+        _say(page, left - 0.05, middle, page.written(name), 6.5, ha="right")
     turned = _turned(table)
     for place, name in enumerate(table.columns):
         middle = left + (place + 0.5) * wide / columns
-        _say(sheet, middle, top - (0.03 if turned else 0.08), sheet.written(name), 6, ha="center",
+        _say(page, middle, top - (0.03 if turned else 0.08), page.written(name), 6, ha="center",
              va="bottom" if turned else "center", rotation=90 * turned)  # fmt: skip
     finite = np.isfinite(values)
     largest = float(np.abs(values[finite]).max(initial=0)) or 1.0
@@ -136,7 +136,9 @@ def _draw(sheet: Sheet, table: Table, left: float, top: float, digits: int) -> N
     ramp = colours.weight if weights else colours.difference
     # Use the weaker part of the ramp, so that numbers stay readable.
     scale = weight_norm() if weights else Normalize(-1.6 * largest, 1.6 * largest)
-    axes = sheet.matrix(left, top, wide, high, np.ma.masked_array(values, ~finite), ramp, scale)
+    axes = page.matrix(
+        left, top, wide, high, np.ma.masked_array(values, ~finite), cmap=ramp, norm=scale
+    )
     for i, j in zip(*np.nonzero(~finite), strict=True):
         hidden = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=colours.ground,
                            edgecolor=colours.line, hatch="////", linewidth=0)  # fmt: skip

@@ -139,7 +139,7 @@ class Steps(Walk):
         from headloom.studio.pictures import save_picture
         from headloom.studio.steps.picture import picture
 
-        save_picture(picture(self.lesson(), theme), path)
+        save_picture(picture(self.lesson(), theme=theme), path)
 
     def __repr__(self) -> str:
         heads, queries, keys = self.weights.shape
