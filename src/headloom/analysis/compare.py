@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pandas
 import torch
@@ -32,6 +33,7 @@ from headloom.analysis.weights import (
 from headloom.errors import InputError
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer
+from headloom.mechanism.drawn import Plotted
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
@@ -64,7 +66,7 @@ class Change:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class Comparison(Plotted):
     """Difference between two traces.
 
     heads: a DataFrame with a row for each head, the most changed first: layer, other_layer, head,
@@ -76,7 +78,11 @@ class Comparison:
         weight that is not known, "before" or "after", which is at most what stands there.
     tokens: how many tokens differ, of how many.
     notes: what is to be said of it, in sentences.
+
+    `plot` draws the change of every head: layers are rows, heads columns.
     """
+
+    _picture: ClassVar[str] = "changes"
 
     heads: pandas.DataFrame
     edges: pandas.DataFrame

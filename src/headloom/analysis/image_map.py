@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas
@@ -29,6 +29,7 @@ from headloom.formats.images import image_array, open_image
 from headloom.formats.tokens import shown, visible
 from headloom.formats.trace import TraceData, TraceLayer, layer_number
 from headloom.formats.traced_images import Box, Size, Tile, TracedImage
+from headloom.mechanism.drawn import Plotted
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import place_of
 from headloom.tracing.vision_language import LAYOUTS
@@ -41,7 +42,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageMap:
+class ImageMap(Plotted):
     """Weights of a word over an image, in pixels; its string is a sentence.
 
     weights      (rows, columns) of pixels, float64; sums to mass - outside
@@ -56,7 +57,11 @@ class ImageMap:
     tokens       those of the keys, by position
     picture      the original picture, (rows, columns, colours), 0 to 1; None: it was not given
     is_whole     whether the map lies over the whole picture, as if nothing had been cut away
+
+    `plot` draws it over the picture: colours are how many times its mean a weight is.
     """
+
+    _picture: ClassVar[str] = "word_map"
 
     weights: Tensor
     mass: float

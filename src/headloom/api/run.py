@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from headloom.api.asking import studio_of
 from headloom.api.run_model import RunModel
@@ -13,6 +13,7 @@ from headloom.formats.files import JsonObject
 from headloom.formats.history import History
 from headloom.formats.run import RunFolder
 from headloom.formats.tensors import read_notes
+from headloom.mechanism.drawn import Drawn
 from headloom.studio.serving import Viewer, view
 from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig, check_config
@@ -20,9 +21,11 @@ from headloom.training.inference import TrainedRun
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
-class Run(RunModel):
+class Run(Drawn, RunModel):
     """A training run: a `Model`, its configuration, and what was measured while it was trained.
 
     The weights are read when they are first needed, so that a run that still trains opens too, and
@@ -87,6 +90,16 @@ class Run(RunModel):
     def history(self) -> History:
         """W_Q, W_K, W_V, W_O of every layer while they were learned."""
         return History(self._folder.history)
+
+    def plot(
+        self, ax: Axes | Figure | None = None, width: float | None = None, **options: Any
+    ) -> Axes:
+        """Draw the losses of the training, reported and validated, over its steps.
+
+        ax, width: see `headloom.TraceLayer.plot`; options: of `matplotlib.axes.Axes.plot`.
+        """
+        drawn: Axes = self.history.plot("loss", ax=ax, width=width, log=False, **options)
+        return drawn
 
     def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
         """The studio of the run in a browser, served in the background until the program ends."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,15 @@ from headloom.errors import DataError, Hints, InputError
 from headloom.formats.files import JsonObject, cannot_read, is_there
 from headloom.formats.manifest import is_count, misfit
 from headloom.formats.tensors import load_tensors, read_notes, save_tensors
+from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import in_words
 from headloom.mechanism.spectra import MATRICES, MEASURES
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 #: Edges kept of each of the probe's rows. A probe is short: these are all, or nearly.
@@ -188,7 +191,7 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
 
 
 @dataclass(frozen=True)
-class History(Hints):
+class History(Drawn, Hints):
     """A run's snapshots, read one at a time; folder: of the run, or of the history in it.
 
     ``history[step]`` is the snapshot of a step, ``history[-1]`` the last one, ``history[-2]`` the
@@ -218,6 +221,33 @@ class History(Hints):
         # A run that keeps no history has none.
         if not is_there(folder, "history") and not is_there(folder.parent / "run.json"):
             raise DataError(f"{folder}: no such history. Give the folder of a run, as runs/demo.")
+
+    def plot(
+        self,
+        name: str | None = None,
+        layer: int | str | None = None,
+        head: int | None = None,
+        *,
+        ax: Axes | Figure | None = None,
+        width: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Draw how the training went: losses and measures, or a matrix from random to trained.
+
+        Args:
+            name: "loss" or one of MEASURES: a line for every head; "W_Q", "W_K", "W_V", "W_O",
+                "W_Q W_K^T" or "weights" (of the probe): the matrix of a head at its snapshots.
+                None: the loss and the main measures.
+            layer, head: which, the layer by number or name; None: all of a measure, the first of a
+                matrix.
+            ax, width: see `headloom.TraceLayer.plot`.
+            options: of `Axes.plot` for lines, of `Axes.imshow` for matrices; and for these
+                ``title``, and ``shown``: snapshots at most.
+
+        Returns: axes; or an array of them: one for each curve, or snapshot.
+        Raises: InputError: no such name, layer or head. DataError: there is no snapshot.
+        """
+        return self._plot("history", self, name, layer, head, ax=ax, width=width, **options)
 
     @property
     def steps(self) -> list[int]:

@@ -6,7 +6,7 @@ This floor finds them by name and imports neither, as pandas finds what it plots
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from headloom.errors import installing, optional_package
 
@@ -35,3 +35,25 @@ class Drawn:
     def _display_(self) -> object:
         """What marimo shows: the same."""
         return import_module("headloom.studio.notebook").display(self)
+
+
+class Plotted(Drawn):
+    """Mixin of classes of which there is one thing to draw."""
+
+    #: The function of `headloom.studio.pictures` that draws it.
+    _picture: ClassVar[str]
+
+    def plot(self, ax: object = None, width: float | None = None, **options: object) -> Any:
+        """Draw it.
+
+        Args:
+            ax: axes to draw into, or a figure to fill; None: a new figure, which a notebook and
+                ``pyplot.show()`` show.
+            width: of a new figure, in millimetres; its height follows.
+            options: of the cells, as `matplotlib.axes.Axes.imshow` has them, or of lines, as
+                `matplotlib.axes.Axes.plot`.
+
+        Returns: the axes; or an array of them, where there are several.
+        Raises: InputError: matplotlib is not installed.
+        """
+        return self._plot(self._picture, self, ax=ax, width=width, **options)

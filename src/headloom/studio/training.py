@@ -84,9 +84,11 @@ def loss_curves(run: RunFolder, history: History) -> dict[str, list[tuple[float,
         points = [(report["step"], report[name]) for report in run.reports.read() if name in report]
         if points:
             curves[title] = points
-    training, start = curves.get("training loss"), history.notes(history.steps[0])
-    if training and start["loss"] is not None and start["step"] < training[0][0]:
-        training.insert(0, (start["step"], start["loss"]))
+    training = curves.get("training loss")
+    for step in history.steps[: bool(training)]:
+        start = history.notes(step)
+        if training and start["loss"] is not None and step < training[0][0]:
+            training.insert(0, (step, start["loss"]))
     return curves
 
 

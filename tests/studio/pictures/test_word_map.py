@@ -14,8 +14,11 @@ from headloom.studio.pictures import save_picture, word_map
 from headloom.studio.pictures.palette import Theme, palette
 
 
-def seen(weights: torch.Tensor) -> ImageMap:
-    return ImageMap(weights, float(weights.sum()), 0.0, [], True, 0)
+def seen(weights: torch.Tensor, picture: np.ndarray | None = None) -> ImageMap:
+    mass = float(weights.sum())
+    return ImageMap(
+        weights, mass, 0.0, [], True, 0, "red", "layers.0", None, 0, [], picture, False
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -23,7 +26,7 @@ def test_colour_is_where_the_weight_is(theme: Theme, tmp_path: Path) -> None:
     weights = torch.zeros(40, 60, dtype=torch.float64)
     weights[:20, 30:] = 0.6 / 600
     image = np.tile(np.linspace(0.2, 0.8, 60), (40, 1))
-    save_picture(word_map(seen(weights), image, theme=theme), tmp_path / "a.png")
+    save_picture(word_map(seen(weights, image), theme=theme), tmp_path / "a.png")
     drawn = np.asarray(Image.open(tmp_path / "a.png").convert("RGB"), dtype=int)
     # 6 inches wide from 0.2, at 200 dots an inch; 4 high from 0.62.
     cells = drawn[124:924, 40:1240]

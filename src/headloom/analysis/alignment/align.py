@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -22,8 +23,11 @@ from headloom.analysis.alignment.links import (
 from headloom.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights
 from headloom.errors import InputError
 from headloom.formats.pharaoh import GoldLinks, Link, check_links, write_pharaoh
+from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.shapes import chosen
 
+#: Pairs of sentences whose weights are kept to be drawn.
+_DRAWN = 100
 #: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
 _ENOUGH = 1_000
 
@@ -75,7 +79,7 @@ class AlignmentOptions:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Alignment:
+class Alignment(Drawn):
     """Words that belong together, and the heads that say so.
 
     links        of each pair of sentences, (source word, target word), from 0
@@ -85,7 +89,7 @@ class Alignment:
     chosen_on    how many pairs the heads were chosen on; 0: they were named
     error_rate   of the links, on pairs that the heads were not chosen on; None: without gold
     measured_on  how many pairs these are
-    first        the weights between the words of the first pair, the mean of the heads
+    words        the weights between the words of the first hundred pairs, the mean of the heads
     note         what the pairs do not tell of the heads, in a sentence; "": nothing
     """
 
@@ -96,8 +100,17 @@ class Alignment:
     chosen_on: int
     error_rate: ErrorRate | None
     measured_on: int
-    first: WordWeights
+    words: list[WordWeights]
     note: str = ""
+
+    def plot(
+        self, sentence: int = 0, *, ax: object = None, width: float | None = None, **imshow: object
+    ) -> Any:
+        """Draw the weights between the words of a pair of sentences, its links outlined.
+
+        sentence: its number, of the first hundred. The others: see `headloom.TraceLayer.plot`.
+        """
+        return self._plot("links", self, sentence, ax=ax, width=width, **imshow)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the table of heads: a row each, with its measure."""
@@ -163,13 +176,16 @@ def align_words(
         ordered = sorted(zip(steps, single, strict=True), key=lambda pair: -pair[1])
         table = [(every[place], value) for place, value in ordered]
         note = "" if all(told[place] for place in best) else _NOT_TOLD
-    links = []
+    links: list[list[Link]] = []
+    words: list[WordWeights] = []
     for sentence in chain(first, rest):
         _check_heads(every, (), [sentence])
-        links.append(pairs_of(method(sentence.weights[places].mean(0, keepdim=True))[0]))
+        mean = sentence.weights[places].mean(0, keepdim=True)
+        links.append(pairs_of(method(mean)[0]))
+        if len(words) < _DRAWN:
+            words.append(WordWeights(mean, (), sentence.source, sentence.target))
     measured = slice(1 if apart else 0, None, 2 if apart else 1)
     right = [] if gold is None else list(gold[measured])
-    mean = first[0].weights[places].mean(0, keepdim=True)
     return Alignment(
         links=links,
         heads=[every[place] for place in places],
@@ -178,7 +194,7 @@ def align_words(
         chosen_on=0 if named else len(chosen_on),
         error_rate=alignment_error_rate(links[measured], right) if right else None,
         measured_on=len(right),
-        first=WordWeights(mean, (), first[0].source, first[0].target),
+        words=words,
         note=note,
     )
 

@@ -11,6 +11,7 @@ import pkgutil
 import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas
@@ -22,6 +23,7 @@ from headloom.analysis.eviction.policies import POLICIES, Prompt, Rule, kept, ro
 from headloom.analysis.weights import check_numbers, in_half_precision
 from headloom.errors import InputError
 from headloom.formats.files import in_brief
+from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import chosen, in_words, whole_number
 
@@ -38,7 +40,7 @@ _Rule = Callable[[Prompt, int], Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Eviction:
+class Eviction(Drawn):
     """Attention mass that policies lose on a trace.
 
     policies: their names; then "oracle", the best single set; and "oracle-step", the best set of
@@ -57,6 +59,18 @@ class Eviction:
     lost: Mapping[int, Tensor]
     kept: Mapping[int, Tensor]
     note: str = ""
+
+    def plot(
+        self, budget: int | None = None, *, ax: object = None, width: float | None = None
+    ) -> Any:
+        """Draw which keys each policy keeps, and what every head loses.
+
+        budget: its number; None: the middle one. ax, width: see `headloom.TraceLayer.plot`.
+
+        Returns: the axes of the losses, from step to step and at every budget.
+        Raises: InputError: no such budget.
+        """
+        return self._plot("eviction", self, budget, ax=ax, width=width)
 
     @property
     def steps(self) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import headloom
-from headloom.cli.drawing import draw_eviction
+from headloom.cli.drawing import draw
 from headloom.cli.options import AsCsv, AsJson, TracePath, is_picture
 from headloom.cli.output import print_frame, print_json, progress_bar, records
 
@@ -53,7 +53,7 @@ def evict(
         )
     table = result.to_pandas(by)
     if picture is not None:
-        draw_eviction(result, picture)
+        draw(result, picture)
     print_frame(table, as_csv)
     if as_csv:
         return

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from headloom.studio.pictures.alignment import alignment
+from headloom.studio.pictures.alignment import alignment, links
 from headloom.studio.pictures.canvas import Array, figure_of, save_picture
 from headloom.studio.pictures.changes import changes
 from headloom.studio.pictures.curves import curves
@@ -23,7 +23,7 @@ from headloom.studio.pictures.masses import Weights
 
 __all__ = [
     "PRODUCT", "WEIGHTS", "alignment", "changes", "curves", "eviction", "figure_of", "head_or_all",
-    "heads", "history", "places", "plot", "save_picture", "snapshots", "word_map",
+    "heads", "history", "links", "places", "plot", "save_picture", "snapshots", "word_map",
 ]  # fmt: skip
 
 

@@ -12,9 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 
+from headloom.analysis.alignment.align import Alignment
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceLayer
+from headloom.mechanism.shapes import place_of
 from headloom.studio.pictures.canvas import Page, picture, whole
 from headloom.studio.pictures.masses import Weights, masses_of, not_shown
 
@@ -101,6 +103,22 @@ def alignment(
         cell = float((page.inches(axes) / (max(wide, 1), max(high, 1))).min())
         _name(page, axes, names, cell, cell)
     return axes
+
+
+def links(result: Alignment, sentence: int = 0, **options: Any) -> Axes:
+    """The weights between the words of a pair of sentences, its links outlined.
+
+    options: see `alignment`.
+
+    Raises: InputError: a pair whose weights are not kept.
+    """
+    sentence = place_of("alignment", "plot", "sentence", sentence, len(result.words))
+    words = result.words[sentence]
+    title = f"links of words by head{'s' * (len(result.heads) > 1)} "
+    title += ", ".join(map(str, result.heads))
+    how = {"query_tokens": words.target, "key_tokens": words.source, "title": title,
+           "links": result.links[sentence]}  # fmt: skip
+    return alignment(words.weights[0], **(how | options))
 
 
 def _fit(page: Page, axes: Axes, names: list[list[str]]) -> None:

@@ -148,13 +148,16 @@ class Page:
         self._text(across / self.width, 1 - down / self.height, text, transform=self._whole,
                    fontsize=size * self.unit, **how)  # fmt: skip
 
-    def title(self, text: str) -> None:
-        """Write a title above all."""
-        text = self.written(text)
+    def title(self, text: str, about: str = "") -> None:
+        """Write a title above all, and a line about it below."""
+        text, fits = self.written(text), self.width - 0.28
         if self.given is None:
-            self.say(0.14, 0.14, text, 10, self.colours.ink, fontweight="bold")
+            size = min(10, max(5, 10 * fits / (0.096 * max(len(text), 1))))
+            self.say(0.14, 0.14, text, size, self.colours.ink, fontweight="bold")
         else:
             self.given.set_title(text, color=self.colours.ink, family=self.families)
+        size = min(7, max(4, 7 * fits / (0.058 * max(len(about), 1))))
+        self.say(0.14, 0.38, self.written(about), size)
 
     def axes(self, left: float, top: float, wide: float, high: float) -> Axes:
         """Empty axes on whole pixels at the resolution that pictures are saved in."""

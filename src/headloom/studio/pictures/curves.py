@@ -14,7 +14,7 @@ from headloom.studio.pictures.canvas import Array, Page, picture
 Lines = Mapping[str, Sequence[Sequence[tuple[float, float]]]]
 #: Units: a figure's width; the height of its only panel, and of one of several; around them; and a
 #: line and a letter of the legend.
-_WIDE, _HIGH, _BAND, _LEFT, _RIGHT, _ABOVE, _BELOW = 6.0, 2.8, 1.0, 0.7, 0.2, 0.35, 0.5
+_WIDE, _HIGH, _BAND, _LEFT, _RIGHT, _ABOVE, _BELOW = 6.0, 2.8, 1.0, 0.7, 0.2, 0.35, 0.6
 _LINE, _LETTER = 0.19, 0.075
 
 
@@ -46,7 +46,7 @@ def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot
             page.axes(_LEFT, _ABOVE + n * (high + _ABOVE), wide - _LEFT - _RIGHT, high)
             for n in range(len(panels))
         ]
-        legend |= {"loc": "upper left", "bbox_to_anchor": (0, -0.42 / high), "ncols": across,
+        legend |= {"loc": "upper left", "bbox_to_anchor": (0, -0.5 / high), "ncols": across,
                    "borderaxespad": 0, "labelspacing": 0.3}  # fmt: skip
     handles = {}
     steps = sorted({step for lines in panels.values() for of in lines.values() for line in of
@@ -54,7 +54,8 @@ def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot
     for axes, (title, lines) in zip(every, panels.items(), strict=True):
         for name, of_name in lines.items():
             for line in of_name:
-                ours = {"color": inks[name], "linewidth": 1.2 if len(of_name) == 1 else 0.8}
+                ours = {"color": inks[name], "linewidth": 1.2 if len(of_name) == 1 else 0.8,
+                        "marker": "o" if len(line) == 1 else ""}  # fmt: skip
                 how: dict[str, Any] = ours | plot
                 (handles[name],) = axes.plot(*np.array(line, dtype=float).T, **how)
         axes.spines[["top", "right"]].set_visible(False)

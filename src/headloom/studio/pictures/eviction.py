@@ -54,8 +54,9 @@ def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
     down, across = _ABOVE + len(drawn) * (high + _BETWEEN), _LEFT + wide + _BESIDE
     page.lay(across + beside + _RIGHT, down + _GAP + curves + _BELOW)
     share = 100 * result.budgets[budget] / result.prompt
-    page.title(f"What a cache of {share:.3g} % of the keys keeps, and what every head loses")
-    page.say(0.14, 0.38, str(result), 7.5)
+    page.title(
+        f"What a cache of {share:.3g} % of the keys keeps, and what every head loses", str(result)
+    )
     page.say(0.14, 0.72, "policy, mass lost")
     strips = "keys that stay; a row: a head of keys, layer 0 on top (paler: keys of later tokens)"
     page.say(_LEFT, 0.72, strips if wide > 4.5 else "keys that stay", colour=colours.key)

@@ -56,6 +56,9 @@ def history(
     Returns: axes; or an array of them: one for each curve, or snapshot.
     Raises: InputError: no such matrix, measure, layer or head. DataError: there is no snapshot.
     """
+    losses = _losses(past)
+    if name == "loss":
+        return curves({"loss": losses}, **({"log": True} | options))[0]
     steps = past.steps
     first = past[steps[0] if steps else 0]
     number = [entry.name for entry in first.layers].index(first.layer(layer).name) if isinstance(
@@ -65,11 +68,11 @@ def history(
     if head is not None:
         heads = len(first.layers[number or 0].measures["symmetry"])
         head = place_of("layer", "plot", "head", head, heads)
-    losses = _losses(past)
-    if name is None or name == "loss" or name in MEASURES:
+    if name is None or name in MEASURES:
         names = ("loss", *_MEASURES) if name is None else (name,)
         panels = {n: losses if n == "loss" else _measure(past, n, number, head) for n in names}
-        drawn = curves({n: lines for n, lines in panels.items() if lines}, log=True, **options)
+        panels = {n: lines for n, lines in panels.items() if lines}
+        drawn = curves(panels, **({"log": True} | options))
         return drawn if name is None else drawn[0]
     one_of("plot", "name", name, (*MATRICES, PRODUCT, WEIGHTS, "loss", *MEASURES))
     number, head = number or 0, head or 0
@@ -185,9 +188,8 @@ def snapshots(
     wide = max(count * size + gaps, 0 if page.room[0] else 3.6)
     page.letters([title, *series])
     page.lay(page.room[0] or _LEFT + wide + right, fixed + len(rows) * tall)
-    page.title(title)
     legend = "; ".join(f"{name}: {says}".removeprefix(": ") for name, _, _, _, says in rows)
-    page.say(0.14, 0.37, legend.replace("\n", " "), 6.5)
+    page.title(title, legend.replace("\n", " "))
     every: list[list[Axes]] = []
     for name, of_row, norm, ramp, _ in rows:
         top = _TOP + len(every) * (tall + _GAP)

@@ -31,37 +31,18 @@ _REACHED = 4.0
 
 
 @picture
-def word_map(
-    page: Page,
-    seen: ImageMap,
-    image: Array | None = None,
-    *,
-    title: str | None = None,
-    caption: str | None = None,
-) -> Axes:
+def word_map(page: Page, seen: ImageMap) -> Axes:
     """The map of a word over an image: the weights in colour, the picture in their light and dark.
 
     The colour of a pixel is how many times its weight is that of an even spread of the row's mass
     over the picture, so that 1 is the mean of all pixels. The strongest colour is that of the
     largest weight, or of 4 where none is that far above the mean.
-
-    Args:
-        seen: of `headloom.Trace.image_map`.
-        image: (rows, columns) or (rows, columns, 3), 0 (black) to 1, of the same pixels; None:
-            the weights alone.
-        title: above; caption: below it. None: which position it is, and its mass on the image.
-
-    Raises: InputError: an image of another size.
     """
-    rows, columns = seen.weights.shape
+    (rows, columns), image = seen.weights.shape, seen.picture
     weights, colours = seen.weights.numpy(), page.colours
-    if image is not None and image.shape[:2] != (rows, columns):
-        raise InputError(
-            f"word_map: the image has {image.shape[0]} x {image.shape[1]} pixels, the map {rows} x "
-            f"{columns}. Ask for the map with the size of the image: size=(rows, columns)."
-        )
-    title = f"What position {seen.query} looks at" if title is None else title
-    caption = f"{seen.mass:.1%} of its weight is on the image" if caption is None else caption
+    title, head = f"What “{seen.word}” looks at", f"head {seen.head}"
+    caption = f"{seen.layer}, {'the mean of all heads' if seen.head is None else head}: "
+    caption += f"{seen.mass:.1%} of its weight is on the image{seen.outside_in_words}"
     total = float(weights.sum())
     times = weights * (weights.size / total) if total > 0 else weights
     most = max(float(times.max()), _REACHED)
@@ -77,8 +58,7 @@ def word_map(
     longest = page.fits(_LONG, (2 * _MARGIN, columns / max(rows, columns)))
     high, wide = (side * longest / max(rows, columns) for side in (rows, columns))
     page.lay(page.room[0] or max(wide, _NARROW) + 2 * _MARGIN, 0.62 + high + 0.62)
-    page.title(title)
-    page.say(_MARGIN, 0.39, page.written(caption), 7.5)
+    page.title(title, caption)
     axes = page.matrix(_MARGIN, 0.62, wide, high, cells)
     mean = None if light is None else np.full(256, light.mean())
     ramp = ListedColormap(_coloured(np.linspace(0, 1, 256), mean, colours))
