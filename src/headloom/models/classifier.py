@@ -93,6 +93,8 @@ class Classifier(Predictor):
     """
 
     purpose = "classifies texts (headloom predict)"
+    last = "output"
+    classifies_texts = True
 
     @by_name(width=128, feed_forward=256, dropout=0.3)
     def __init__(
@@ -139,21 +141,6 @@ class Classifier(Predictor):
             pooled(self.encode(tokens), tokens != self.padding, self.pooling)
         )
         return result
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Scores of the classes, (..., classes), from pooled outputs (..., width)."""
-        result: Tensor = self.output(outputs)
-        return result
-
-    @property
-    def classifies_texts(self) -> bool:
-        """See Predictor.classifies_texts."""
-        return True
-
-    @property
-    def last_map(self) -> nn.Linear:
-        """See Predictor.last_map."""
-        return self.output
 
     @torch.no_grad()
     def contributions(self, tokens: Tensor) -> Tensor:

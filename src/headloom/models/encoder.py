@@ -60,7 +60,7 @@ class Encoder(Predictor):
         self.embedding = Embedding(vocabulary, architecture, segments=segments, normed=True)
         self.architecture = architecture
         self.padding = padding
-        self.head = head
+        self.head, self.classifies_texts = head, head == "classes"
         self.encoder = nn.ModuleList(
             EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
         )
@@ -75,11 +75,6 @@ class Encoder(Predictor):
                 self.output.weight = self.embedding.tokens.weight
         elif head == "classes":
             self.output = nn.Linear(width, classes)
-
-    @property
-    def classifies_texts(self) -> bool:
-        """See Predictor.classifies_texts."""
-        return self.head == "classes"
 
     def outputs(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """The last layer's vector of each token, (batch, positions, width)."""

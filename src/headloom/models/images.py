@@ -54,6 +54,7 @@ class ImageClassifier(Predictor):
     """
 
     purpose = "classifies images (headloom evaluate, headloom trace --file)"
+    last = "class_scores"
 
     def __init__(self, shape: ImageShape, classes: int, width: int) -> None:
         super().__init__()
@@ -61,16 +62,6 @@ class ImageClassifier(Predictor):
         self.class_scores = nn.Linear(width, classes)
         nn.init.xavier_uniform_(self.class_scores.weight)
         nn.init.zeros_(self.class_scores.bias)
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Scores of every class, (..., classes), from outputs (..., width)."""
-        result: Tensor = self.class_scores(outputs)
-        return result
-
-    @property
-    def last_map(self) -> nn.Linear:
-        """See Predictor.last_map."""
-        return self.class_scores
 
     def forward(self, images: Tensor) -> Tensor:
         """Score the classes.

@@ -67,6 +67,7 @@ class LanguageModel(Predictor):
     """
 
     purpose = "continues text (headloom predict)"
+    last = "output_embedding"
 
     @by_name()
     def __init__(
@@ -110,23 +111,12 @@ class LanguageModel(Predictor):
         (result,) = linear_maps(outputs, [self.output_embedding])
         return result
 
-    @property
-    def last_map(self) -> nn.Linear:
-        """See Predictor.last_map."""
-        return self.output_embedding
-
     @torch.no_grad()
     def generate(
-        self,
-        tokens: Tensor,
-        *,
-        max_new_tokens: int = 20,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        end: int | None = None,
+        self, tokens: Tensor, *, max_new_tokens: int = 20, temperature: float = 1.0,
+        top_k: int | None = None, top_p: float | None = None, end: int | None = None,
         seed: int | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Continue texts, with keys and values cached.
 
         Args:

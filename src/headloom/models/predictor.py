@@ -24,9 +24,13 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
     The two steps are apart so that only those outputs are scored that have a target.
 
     purpose: what it is for, and by which command, as errors say it.
+    last: name of the last layer, from which the scores come.
+    classifies_texts: whether it reads a text, `tokens`, and scores its classes.
     """
 
     purpose: ClassVar[str] = "predicts"
+    last: ClassVar[str] = ""
+    classifies_texts: bool = False
     __signature__: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -82,19 +86,17 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
     def outputs(self, *args: Any, **inputs: Any) -> Tensor:
         """What the model makes of its inputs, (..., width)."""
 
-    @abstractmethod
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of everything that may be predicted, (..., choices), from outputs (..., width)."""
-
-    @property
-    def classifies_texts(self) -> bool:
-        """Whether it reads a text, `tokens`, and scores its classes."""
-        return False
+        assert self.last_map is not None
+        result: Tensor = self.last_map(outputs)
+        return result
 
     @property
     def last_map(self) -> nn.Linear | None:
         """The linear map that `logits` is; None where it is another function."""
-        return None
+        layer: nn.Linear | None = getattr(self, self.last, None)
+        return layer
 
     def forward(self, *args: Any, **inputs: Any) -> Tensor:
         """Both steps: (..., choices)."""

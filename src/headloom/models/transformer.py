@@ -36,6 +36,7 @@ class Transformer(Predictor):
     """
 
     purpose = "translates (headloom predict)"
+    last = "output_embedding"
 
     @by_name()
     def __init__(
@@ -108,21 +109,10 @@ class Transformer(Predictor):
         (result,) = linear_maps(outputs, [self.output_embedding])
         return result
 
-    @property
-    def last_map(self) -> nn.Linear:
-        """See Predictor.last_map."""
-        return self.output_embedding
-
     def generate(
-        self,
-        source: Tensor,
-        *,
-        start: int,
-        end: int,
-        max_new_tokens: int = 256,
-        beam: int = 5,
+        self, source: Tensor, *, start: int, end: int, max_new_tokens: int = 256, beam: int = 5,
         length_penalty: float = 1.0,
-    ) -> list[list[int]]:
+    ) -> list[list[int]]:  # fmt: skip
         """Write a target for each source, by beam search.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -109,8 +110,8 @@ class _BlocksSection(ModelSection):
         return self
 
     def architecture(self) -> Architecture:
-        """The same as the model takes it."""
-        raise NotImplementedError
+        """The same as the model takes it; of one stack of layers, without their number."""
+        return Architecture(**self.model_dump(include={each.name for each in fields(Architecture)}))
 
 
 class RotaryScalingConfig(Section):
@@ -162,10 +163,6 @@ class TransformerConfig(_TextSection):
     decoder_layers: Layers = key(3, "layers of the decoder")
     tied: bool = key(True, "source, target and output share one embedding")
 
-    def architecture(self) -> Architecture:
-        """See _BlocksSection.architecture."""
-        return Architecture(**self.model_dump(exclude={"kind"}))
-
 
 class ClassifierConfig(_TextSection):
     """An encoder whose outputs are pooled into the score of each class."""
@@ -177,11 +174,6 @@ class ClassifierConfig(_TextSection):
     dropout: Share = 0.3
     pooling: PoolingKind = key("mean", 'of the outputs of all positions; or `"first"`, `"max"`')
     weights: WeightsKind = key("learned", 'or `"uniform"`: the baseline without attention')
-
-    def architecture(self) -> Architecture:
-        """See _BlocksSection.architecture."""
-        sizes = self.model_dump(exclude={"kind", "layers", "pooling"})
-        return Architecture(**sizes, encoder_layers=self.layers)
 
 
 class VisionTransformerConfig(_BlocksSection):
@@ -199,11 +191,6 @@ class VisionTransformerConfig(_BlocksSection):
     )
     patch: tuple[Pixels, Pixels] = key((4, 4), "rows and columns of a patch, in pixels")
     read: ReadOut = key("class token", 'what the class is read from; or `"mean"`, of all patches')
-
-    def architecture(self) -> Architecture:
-        """See _BlocksSection.architecture."""
-        sizes = self.model_dump(exclude={"kind", "layers", "patch", "read"})
-        return Architecture(**sizes, encoder_layers=self.layers)
 
 
 class ConvolutionalConfig(ModelSection):
