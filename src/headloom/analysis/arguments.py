@@ -1,4 +1,4 @@
-"""What an analysis is given, checked where it is used first."""
+"""Checks of the arguments of analyses."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def real_number(
     above: bool = False,
     below: bool = False,
 ) -> float:
-    """A number between two bounds as a Python float; an InputError for all else.
+    """Return a number between two bounds as a float; raise an InputError otherwise.
 
-    above, below: whether the lower, or the upper, bound is itself no such number.
+    above, below: whether the lower, or the upper, bound is excluded.
 
     >>> real_number("rollout", "residual", 1)
     1.0
@@ -57,9 +57,9 @@ def real_number(
 
 
 def places_of(operation: str, name: str, places: int | Sequence[int], count: int) -> list[int]:
-    """One place, or several, of `count`, from 0; those below 0 count from the end.
+    """Return one place, or several, of `count`, from 0; places below 0 count from the end.
 
-    name: of one place, as "position".
+    name: of one place, such as "position".
     """
     several = places if isinstance(places, Iterable) else [places]
     return [place_of("sequence", operation, name, place, count) for place in several]

@@ -1,13 +1,13 @@
-"""What kept edges say for certain of all weights: an interval that holds the true value.
+"""Bounds from kept edges: an interval that contains the measure of all weights.
 
-A row's kept edges are its strongest and exact; their mass and what is left out are known. So row i
-has the mass M_i on other keys in all, and no single weight of it is above l_i:
+A row's kept edges are its strongest and exact; their mass and the mass left out are known. So row i
+has the mass M_i on other keys in total, and none of these weights is above l_i:
 
-    M_i = rest_i where some key was left out, else 0
+    M_i = rest_i if some key was left out, otherwise 0
     l_i = min(M_i, smallest kept weight of the row)
 
-A sink's mass is part of M_i, which makes intervals wider, never wrong. Every other function of
-`headloom.analysis` gives one number, of all weights or of the kept edges.
+A sink's mass is part of M_i, which makes intervals wider but not wrong. All other functions of
+`headloom.analysis` return one number, of all weights or of the kept edges.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headloom.mechanism.graph import AttentionGraph
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """Two tensors that the true numbers lie between; equal where these are known."""
+    """Lower and upper bounds of the true numbers; equal if these are known."""
 
     lower: Tensor
     upper: Tensor
@@ -37,21 +37,21 @@ class Interval:
 def bounds(graph: AttentionGraph, of: Literal["received"] | Pattern | AttentionGraph) -> Interval:
     """Return the bounds of a measure, float64.
 
-        received      r_j = sum_i w_ij, (heads, keys): above the kept sum, each row that left key j
-                      out gives it l_i at most, and all together M
+        received      r_j = sum_i w_ij, (heads, keys): beyond the kept sum, each row without key j
+                      adds l_i at most, and all rows together M
         a pattern     mass of each row on a set of keys (`headloom.analysis.heads.patterns`),
-                      (heads, queries): above the kept mass, min(M_i, keys left out l_i)
+                      (heads, queries): beyond the kept mass, min(M_i, keys left out l_i)
         another graph total variation of each head, the mean over queries of 1/2 sum_j |p_ij -
-                      q_ij|, (heads,): keys kept by both are known, one that only one kept adds from
-                      p - l' to p, and what neither kept at most M + M'
+                      q_ij|, (heads,): keys kept by both are known, a key kept by one adds from
+                      p - l' to p, and all other keys at most M + M'
 
     Raises: InputError: weights that are not numbers, or another measure.
 
     >>> import math, headloom
     >>> tokens = torch.eye(3)[None]                    # rows of 2, 1, 1 quarters
     >>> _, graph = headloom.attend(tokens, tokens, tokens, scale=math.log(2), keep=headloom.Top(1))
-    >>> found = bounds(graph, "received")
-    >>> found.lower.tolist(), found.upper.tolist()
+    >>> interval = bounds(graph, "received")
+    >>> interval.lower.tolist(), interval.upper.tolist()
     ([[0.5, 0.5, 0.5]], [[1.5, 1.5, 1.5]])
     """
     check_numbers(graph, "bounds")
@@ -69,7 +69,7 @@ def _received(graph: AttentionGraph) -> Interval:
     if graph.received is not None:
         return Interval(lower, lower)
     mass, largest = left_out(graph), largest_left_out(graph)
-    # What each key gets where every row gives l_i to each key that it did not keep.
+    # Upper bound: every row gives l_i to each key that it did not keep.
     there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
     known = largest.new_zeros(len(largest), graph.length + 1)
     known.scatter_add_(-1, there, largest[..., None].expand(graph.keys.shape).flatten(-2))

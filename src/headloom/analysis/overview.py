@@ -1,9 +1,9 @@
-"""The weight matrices of a layer seen from afar: the mean weight of every block of cells.
+"""Overview of a layer's weight matrices: the mean weight of every block of cells.
 
     mean_BC = sum over i in B, j in C of P_ij / (|B| |C|)
 
-Exact wherever the trace has queries and keys, or kept every edge; else of the kept edges alone,
-with what they leave out.
+Exact if the trace has queries and keys, or every edge; otherwise of the kept edges only, with the
+mass that they leave out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import whole_number
 
 Array = np.ndarray
-#: Cells between two times that a pass asks whether to go on: a second or two.
+#: Cells between two calls of `go_on`: a second or two.
 _BAND_CELLS = 2**28
 
 
@@ -31,8 +31,8 @@ class Overview:
 
     means      (heads, blocks of queries, blocks of keys); the last blocks may be smaller
     sizes      rows and columns of a block
-    exact      whether all cells are in them; False: an edge that was not kept counts as 0
-    left_out   (heads,), the share of a row's mass that is not in them, on average
+    exact      whether all cells are counted; False: an edge that was not kept counts as 0
+    left_out   (heads,), mean share of a row's mass that is not counted
     """
 
     means: Array
@@ -42,13 +42,13 @@ class Overview:
 
     @property
     def masses(self) -> Array:
-        """means times the keys of a block: the share of a row that such a block holds, 0 to 1."""
+        """Means times the keys of a block: the share of a row's mass in a block, 0 to 1."""
         masses: Array = self.means * self.sizes[1]
         return masses
 
 
 def block_sizes(queries: int, keys: int, most: int) -> tuple[int, int]:
-    """Rows and columns of a block, so that there are at most `most` blocks along each.
+    """Return the rows and columns of a block for at most `most` blocks along each side.
 
     >>> block_sizes(480, 100, 128)
     (4, 1)
@@ -57,11 +57,11 @@ def block_sizes(queries: int, keys: int, most: int) -> tuple[int, int]:
 
 
 def overview(layer: TraceLayer, most: int) -> Overview:
-    """The means of a layer in at most `most` x `most` blocks: of the whole matrix where it can be.
+    """Return the means of a layer in at most `most` x `most` blocks.
 
     >>> import headloom
-    >>> seen = overview(headloom.from_weights(torch.eye(4)[None]).layers[0], 2)
-    >>> seen.means[0].round(6).tolist(), seen.masses[0].round(6).tolist()
+    >>> blocks = overview(headloom.from_weights(torch.eye(4)[None]).layers[0], 2)
+    >>> blocks.means[0].round(6).tolist(), blocks.masses[0].round(6).tolist()
     ([[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 1.0]])
     """
     most = whole_number("overview", "most", most, 1)
@@ -83,10 +83,10 @@ def matrix_means(
     sizes: tuple[int, int],
     go_on: Callable[[], bool] = lambda: True,
 ) -> Tensor:
-    """The block means of one head, exactly: its matrix times the membership of keys in blocks.
+    """Return the exact block means of one head: its matrix times the membership of keys in blocks.
 
-    go_on: asked now and then in a pass that takes long.
-    Raises: InterruptedError: it said no.
+    go_on: called now and then in a long pass; False stops it.
+    Raises: InterruptedError: `go_on` returned False.
     """
     _, queries, keys = matrix.shape
     rows, columns = sizes
@@ -110,8 +110,9 @@ def matrix_means(
 
 
 def layer_means(matrix: AttentionMatrix, sizes: tuple[int, int]) -> Tensor:
-    """The block means of every head in one pass, (heads, blocks, blocks), as `matrix_means` finds
-    them head by head: for many heads of a short text, whose passes cost more than their cells.
+    """Return the block means of every head in one pass, (heads, blocks, blocks).
+
+    Faster than `matrix_means` for many heads of a short text.
     """
     heads, queries, keys = matrix.shape
     rows, columns = sizes
@@ -123,16 +124,17 @@ def layer_means(matrix: AttentionMatrix, sizes: tuple[int, int]) -> Tensor:
 
 
 def _member(keys: int, columns: int) -> Tensor:
-    """Which block each key is in, as ones and zeros, (keys, blocks)."""
+    """Return the membership of keys in blocks as ones and zeros, (keys, blocks)."""
     return (torch.arange(keys)[:, None] // columns == torch.arange(-(-keys // columns))).float()
 
 
 def edge_means(keys: Array, weights: Array, length: int, sizes: tuple[int, int]) -> Array:
-    """The block means of kept edges, an edge that was not kept being 0.
+    """Return the block means of kept edges; other edges count as 0.
 
     Args:
-        keys, weights: (heads, queries, kept); key -1: no edge.
-        length: how many keys there are.
+        keys: of the edges, (heads, queries, kept); -1: no edge.
+        weights: of the edges.
+        length: number of keys.
         sizes: rows and columns of a block.
     """
     heads, queries, _ = keys.shape
@@ -149,6 +151,6 @@ def edge_means(keys: Array, weights: Array, length: int, sizes: tuple[int, int])
 
 
 def _sizes(length: int, size: int) -> Tensor:
-    """How many positions each block has: the last may have fewer."""
+    """Return the number of positions of each block: the last may have fewer."""
     starts = torch.arange(0, length, size)
     return (length - starts).clamp(max=size).double()

@@ -1,4 +1,4 @@
-"""The six steps of attention in words: the name, the formula and the sentence of each.
+"""Name, formula and sentence of each of the six steps of attention.
 
     before  X = E + P                  each word becomes a vector
     1       Q = X W_Q, K = Y W_K, ...  project
@@ -9,7 +9,7 @@
     6       Z = A V                    weigh
     after   output = [Z_0 ... Z_h] W_O join
 
-What `headloom steps` says and what the studio says of one head are these words.
+`headloom steps` and the studio show these texts.
 
 Source: Vaswani et al. 2017, equation 1 and section 3.2; Shaw et al. 2018; Press et al. 2022; Su et
 al. 2021.
@@ -20,13 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: What a mask hides: nothing, all keys after the query, or others; or that is not known.
+#: Keys that a mask hides: none, all keys after the query, or others; or unknown.
 Hidden = Literal["nothing", "later", "some", "unknown"]
 
 
 @dataclass(frozen=True)
 class Wording:
-    """One step in words. number: of the six; None: what comes before, between and after them."""
+    """Texts of one step. number: of the six; None: before, between or after them."""
 
     number: int | None
     name: str
@@ -35,7 +35,7 @@ class Wording:
 
 
 def inputs(kind: str, *, embedded: bool, placed: bool) -> Wording:
-    """The vectors. embedded: whether they are E alone; placed: whether positions are added."""
+    """Describe the input. embedded: whether it is E (+ P); placed: whether positions are added."""
     if not embedded:
         formula = "X"
         sentence = (
@@ -56,7 +56,7 @@ def inputs(kind: str, *, embedded: bool, placed: bool) -> Wording:
 
 
 def project(kind: str, *, biases: bool | None) -> Wording:
-    """Queries, keys and values. biases: whether some are added; None: that is not known."""
+    """Describe queries, keys and values. biases: whether some are added; None: unknown."""
     source = "Y" if kind == "cross" else "X"
     q, k, v = (
         f" (+ b_{name})" if biases is None else f" + b_{name}" if biases else "" for name in "QKV"
@@ -74,7 +74,7 @@ def project(kind: str, *, biases: bool | None) -> Wording:
 
 
 def turn() -> Wording:
-    """Rotary positions."""
+    """Describe rotary positions."""
     sentence = (
         "Rotary positions: each pair of numbers of a query and of a key is turned by an angle that "
         "grows with its position, so that scores know the distance (Su et al. 2021)."
@@ -83,7 +83,7 @@ def turn() -> Wording:
 
 
 def score(*, shaw: bool) -> Wording:
-    """Raw scores. shaw: whether relative positions enter them."""
+    """Describe raw scores. shaw: whether relative positions enter them."""
     formula, sentence = "S = Q Kᵀ", "The dot product of a query and a key says how well they match."
     if shaw:
         formula = "S = Q Kᵀ + Q Aᵀ"
@@ -95,7 +95,7 @@ def score(*, shaw: bool) -> Wording:
 
 
 def scale(depth: int | None, digits: int, *, alibi: bool) -> Wording:
-    """Scaled scores. depth: None: it is not known. alibi: a bias by distance is added."""
+    """Describe scaled scores. depth: None: unknown. alibi: whether a bias by distance is added."""
     bias = " + B" if alibi else ""
     formula, root = f"s = S / √d{bias}", "√d"
     if depth is not None:
@@ -112,7 +112,7 @@ def scale(depth: int | None, digits: int, *, alibi: bool) -> Wording:
 
 
 def mask(hidden: Hidden) -> Wording:
-    """What may not be looked at."""
+    """Describe the mask."""
     if hidden == "unknown":
         return Wording(4, "Mask", "not known", "The trace does not say what the mask is.")
     if hidden == "nothing":
@@ -128,7 +128,7 @@ def mask(hidden: Hidden) -> Wording:
 
 
 def softmax() -> Wording:
-    """Weights."""
+    """Describe the weights."""
     sentence = (
         "Row by row, e to the power of each score is divided by the sum of the row: the weights "
         "of a row are 0 or more, and add up to 1."
@@ -137,7 +137,7 @@ def softmax() -> Wording:
 
 
 def weigh(*, shaw: bool) -> Wording:
-    """Weighted sums of the values. shaw: whether vectors by distance are added to them."""
+    """Describe weighted sums of the values. shaw: whether vectors by distance are added."""
     formula = "Z = A V"
     sentence = "Each word takes a weighted sum of the values: much of those that it looks at."
     if shaw:
@@ -147,7 +147,7 @@ def weigh(*, shaw: bool) -> Wording:
 
 
 def join(heads: int, *, bias: bool) -> Wording:
-    """The output of all heads."""
+    """Describe the output of all heads."""
     parts = "Z" if heads == 1 else "[Z_0 Z_1]" if heads == 2 else f"[Z_0 … Z_{heads - 1}]"
     sentence = (
         f"The {heads} heads stand side by side, and a last learned matrix mixes them."

@@ -1,8 +1,7 @@
-"""The weights of a traced layer, and what they lack: one rule of exactness for every measure.
+"""Weights of a traced layer, and their missing mass: one rule of exactness for every measure.
 
-Where a trace has a layer's queries and keys, a measure is taken of all weights, exactly. Where it
-has kept edges alone, it is of the kept edges: these are exact, and `left_out` says beside it what
-mass each row has on other keys.
+If a trace has a layer's queries and keys, a measure uses all weights, exactly. If it has kept edges
+only, the measure uses these, which are exact; `left_out` is the mass of each row on other keys.
 """
 
 from __future__ import annotations
@@ -21,25 +20,24 @@ from headloom.formats.trace import TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
-#: What a measure is taken of: all weights, or the kept edges.
+#: Input of a measure: all weights, or the kept edges.
 Source = AttentionMatrix | AttentionGraph
 
-#: Cells of a tile: 8 MiB of float32, which stay near the processor while they are worked on.
+#: Cells of a tile: 8 MiB of float32, which fit into the processor's cache.
 CELLS = 2**21
 
 
 def weights_of(layer: TraceLayer, exact: bool | None = None, *, check: bool = True) -> Source:
-    """Return the weights that a measure of a layer is taken of.
+    """Return the weights of a layer for a measure.
 
     Args:
         layer: of a trace.
-        exact: None: all weights where the layer has queries and keys, else the kept edges. True:
+        exact: None: all weights if the layer has queries and keys, otherwise the kept edges. True:
             all weights, or an error. False: the kept edges.
-        check: whether weights that are not numbers are an error.
+        check: whether to raise an error for NaN.
 
-    Returns: ``layer.normalised_matrix``, whose rows sum to 1 also where queries and keys are stored
-    in half precision; or ``layer.graph``, also where this keeps every edge and the matrix would be
-    that of rounded queries and keys.
+    Returns: ``layer.normalised_matrix``, whose rows sum to 1 even if queries and keys are stored in
+    half precision; or ``layer.graph``, also if it has every edge and queries and keys are rounded.
     Raises: InputError: exact weights that the layer does not have; weights that are not numbers.
     """
     graph = layer.graph
@@ -66,7 +64,7 @@ def name_of(layer: TraceLayer, source: Source) -> str:
 
 
 def check_numbers(source: Source, operation: str) -> None:
-    """Refuse weights that are not numbers, which a sum would hide or spread.
+    """Raise an error for NaN weights, which a sum would hide or spread.
 
     Raises: InputError: a row whose log-sum-exp is NaN.
     """
@@ -81,7 +79,7 @@ def check_numbers(source: Source, operation: str) -> None:
 
 
 def keeps_all(graph: AttentionGraph) -> bool:
-    """Whether every key that a row may look at is among its kept edges: then all is known.
+    """Return whether every visible key of every row is among the kept edges.
 
     >>> import headloom
     >>> tokens = torch.eye(3)[None]
@@ -93,7 +91,7 @@ def keeps_all(graph: AttentionGraph) -> bool:
 
 
 def mass_on_keys(graph: AttentionGraph, sinks: Tensor) -> Tensor:
-    """What each row has on its keys where a sink takes the rest, (heads, queries), float64.
+    """Return the mass of each row on its keys, without the sink's, (heads, queries), float64.
 
         m_i = 1 - e^(sink - lse_i), 0 of a row without keys
 
@@ -112,10 +110,10 @@ def mass_on_keys(graph: AttentionGraph, sinks: Tensor) -> Tensor:
 
 
 def left_out(graph: AttentionGraph, masses: Tensor | None = None) -> Tensor:
-    """The mass of each row on keys that were not kept, (heads, queries), float64.
+    """Return the mass of each row on keys that were not kept, (heads, queries), float64.
 
-    masses: what each row has on all its keys, where a sink's share is known (`mass_on_keys`); None:
-    what a sink takes counts as left out.
+    masses: of each row on all its keys, if a sink's share is known (`mass_on_keys`); None: the
+    sink's mass counts as left out.
 
     >>> import math, headloom
     >>> tokens = torch.eye(3)[None]                    # rows of 2, 1, 1 quarters
@@ -131,33 +129,33 @@ def left_out(graph: AttentionGraph, masses: Tensor | None = None) -> Tensor:
 
 
 def largest_left_out(graph: AttentionGraph, masses: Tensor | None = None) -> Tensor:
-    """The most that a weight which was not kept can be, (heads, queries), float64.
+    """Return an upper bound of each row's weights that were not kept, (heads, queries), float64.
 
         min(mass that the row left out, its smallest kept weight)
 
-    masses: as of `left_out`.
+    masses: see `left_out`.
     """
     mass = left_out(graph, masses)
     if not graph.k:
         return mass
-    # Rows are sorted: the last edge is the smallest. Of a row that keeps none nothing is known.
+    # Rows are sorted, so the last edge is the smallest. A row without edges has no bound.
     kept = (graph.keys >= 0).sum(-1)
     last = graph.weights.gather(-1, (kept - 1).clamp(min=0)[..., None])[..., 0].double()
     return torch.where(kept > 0, torch.minimum(mass, last), mass)
 
 
 def mean_left_out(graph: AttentionGraph, sinks: Tensor | None = None) -> Tensor:
-    """The mean of `left_out` over the rows that may look at a key, (heads,).
+    """Return the mean of `left_out` over rows with visible keys, (heads,).
 
-    sinks: their logits, (heads,): what they take is on no edge. None: there are none, or they are
-    not known, and what they take counts as left out.
+    sinks: their logits, (heads,), whose mass is not counted. None: no sinks, or unknown ones, whose
+    mass counts as left out.
     """
     masses = None if sinks is None else mass_on_keys(graph, sinks)
     return left_out(graph, masses).sum(-1) / (graph.count > 0).sum(-1).clamp(min=1)
 
 
 def in_half_precision(layers: Iterable[TraceLayer]) -> str:
-    """That weights come from queries and keys in half precision, in a sentence; "": none do."""
+    """Return a sentence about layers with queries and keys in half precision; "": none."""
     types = {
         str(layer.queries.dtype).removeprefix("torch.")
         for layer in layers
@@ -166,17 +164,17 @@ def in_half_precision(layers: Iterable[TraceLayer]) -> str:
     if not types:
         return ""
     return (
-        f"Queries and keys are stored in {' and '.join(sorted(types))}: weights that are computed "
-        "from them are those of rounded ones, not the model's own."
+        f"Queries and keys are stored in {' and '.join(sorted(types))}: weights computed from them "
+        "differ from the model's own by rounding."
     )
 
 
 def row_tiles(
     matrix: AttentionMatrix, *, causal: bool = False
 ) -> Iterator[tuple[range, range, Tensor]]:
-    """Some rows of all heads at a time: their rows, their columns, and (heads, rows, columns).
+    """Yield blocks of rows of all heads: rows, columns, and weights (heads, rows, columns).
 
-    causal: whether no query looks ahead; then the columns ahead of the rows are left out.
+    causal: whether to leave out the columns after the rows.
     """
     heads, queries, keys = matrix.shape
     start = 0
@@ -193,7 +191,7 @@ def mean_over_heads(source: Source) -> LinearOperator | scipy.sparse.csr_array:
 
         W = 1/heads sum_h P_h
 
-    A sparse matrix of the kept edges, or products with all weights, which are never formed.
+    A sparse matrix of the kept edges, or a linear operator of all weights, which are never formed.
 
     >>> import headloom
     >>> tokens = torch.eye(3)[None]                              # e^score is 2 or 1, of 4
@@ -234,7 +232,7 @@ def average_edges(graph: AttentionGraph) -> scipy.sparse.csr_array:
 
 
 def dense_average(source: Source, *, causal: bool = False) -> Tensor:
-    """Return the cells of W, (queries, keys). causal: whether no query looks ahead."""
+    """Return W as a dense matrix, (queries, keys). causal: whether later keys have no weight."""
     if isinstance(source, AttentionGraph):
         return torch.from_numpy(average_edges(source).toarray())
     mean = torch.zeros(source.shape[1:])

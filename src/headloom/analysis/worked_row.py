@@ -1,12 +1,11 @@
-"""One row of a head worked through in float64, from what its trace keeps: product to weight.
+"""One row of a head computed step by step in float64, from products to weights.
 
     r_j = q . k_j (+ q . a_ij)              raw score; a_ij with Shaw's positions
     s_j = softcap(scale r_j) (+ b_ij) (+ bias_ij)
     w_j = e^(s_j - m) / (sum_l e^(s_l - m) (+ e^(sink - m))),   m the largest score
 
-over the keys that the mask allows. Every term has its place, so that each number of a weight can be
-shown and added up. Where a query or a key holds no number (NaN), neither are its scores, nor the
-weights of the row.
+over the visible keys. Every term is kept, so that each number of a weight can be shown and added
+up. If a query or a key holds NaN, so do its scores and the weights of the row.
 
 Source: Vaswani et al. 2017, equation 1; the terms as `headloom.formats.terms` has them.
 """
@@ -27,9 +26,9 @@ from headloom.mechanism.shapes import place_of
 
 @dataclass(frozen=True)
 class Term:
-    """A step from the raw score to the score of one key.
+    """Step from the raw score to the score of one key.
 
-    name: what it is. how: what it does, as "/ √32". value: what comes in. result: what it gives.
+    name: of the step. how: its operation, as "/ √32". value: its operand. result: the new score.
     """
 
     name: str
@@ -40,17 +39,16 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class WorkedRow:
-    """One query of one head against every key, in float64; (keys,) where nothing else is said.
+    """One query of one head with every key, in float64; (keys,) by default.
 
-    head, query   which one
+    head, query   numbers
     q, k          the query, (depth,), and the keys, (keys, depth), as they were scored
-    scaling       how raw scores are scaled, in words
-    steps         to the score: the name and what it does, as in `Term`; what comes in, or None; and
-                  what it gives
-    allowed       whether the mask lets the query see the key
-    scores        minus infinity where it does not
-    sink          a logit that takes weight and is no key, or None
-    largest       of the scores and the sink: taken off before e^x
+    scaling       of raw scores, in words
+    steps         to the score: name and operation, as in `Term`; operand, or None; and result
+    allowed       whether the key is visible
+    scores        minus infinity for hidden keys
+    sink          logit of the sink, or None
+    largest       of the scores and the sink: subtracted before e^x
     exponentials  e^(scores - largest), 0 of a hidden key
     total         their sum, the sink's among them
     weights       exponentials / total
@@ -72,25 +70,25 @@ class WorkedRow:
 
     @property
     def depth(self) -> int:
-        """Numbers of a query and of a key."""
+        """Dimension of queries and keys."""
         return len(self.q)
 
     @property
     def dots(self) -> Tensor:
-        """q . k_j."""
+        """Dot products q . k_j."""
         return self.steps[0][3]
 
     @property
     def lse(self) -> float:
-        """log sum_l e^(s_l), the sink's part in it; minus infinity where no key is seen."""
+        """Log-sum-exp of the scores and the sink; minus infinity if no key is visible."""
         return -math.inf if self.total == 0 else self.largest + math.log(self.total)
 
     def products(self, key: int) -> list[float]:
-        """q_d k_d, which add up to q . k."""
+        """Return the products q_d k_d, which add up to q . k."""
         return (self.q * self.k[key]).tolist()
 
     def terms(self, key: int) -> list[Term]:
-        """The steps from the products to the score of a key, in order; each goes on from the last.
+        """Return the steps from the products to the score of a key, in order.
 
         A hidden key's last step gives minus infinity.
         """
@@ -103,14 +101,14 @@ class WorkedRow:
         return terms
 
     def strongest(self, count: int, *others: int) -> list[int]:
-        """The allowed keys of the largest weights, so many at most, and others, by their place."""
+        """Return the visible keys of the `count` largest weights, and others, sorted by place."""
         best = self.scores.topk(min(count, len(self.scores)))
-        found = {int(place) for place in best.indices if bool(self.allowed[place])}
-        return sorted(found | set(others))
+        strongest = {int(place) for place in best.indices if bool(self.allowed[place])}
+        return sorted(strongest | set(others))
 
 
 def remedy(given: str | None) -> str:
-    """What gives a trace queries and keys. given: what it was made of, where not of a model."""
+    """Return the remedy for missing queries and keys. given: source of the trace, if no model."""
     if given in ("weights", "edges"):
         return (
             f"The trace was made of {given}, which have none. Trace the model itself, or make the "
@@ -122,13 +120,12 @@ def remedy(given: str | None) -> str:
 def worked_row(
     layer: TraceLayer, head: int, query: int, *, instead: str | None = None
 ) -> WorkedRow:
-    """Work the row of a query through.
+    """Compute the row of a query step by step.
 
-    Args: layer: of a trace that keeps its queries and keys; head, query: within its shape;
-    instead: where they were not kept, what gives them; None: `remedy`.
+    Args: layer: of a trace with queries and keys; head, query: within its shape; instead: remedy in
+    the error if there are none; None: `remedy`.
 
-    Raises: InputError: they were not kept, or something else enters the scores that was not; the
-    line says the remedy.
+    Raises: InputError: queries and keys, or another term of the scores, were not kept.
     """
     head = place_of("layer", "worked_row", "head", head, layer.heads)
     query = place_of("layer", "worked_row", "query", query, layer.shape[1])
@@ -138,10 +135,10 @@ def worked_row(
             f"{layer.name}: its queries and keys were not kept. {instead or remedy(None)}"
         )
     if terms is None or terms.missing is not None:
-        what = "what enters the scores besides them" if terms is None else terms.missing
+        what = "the other terms of the scores" if terms is None else terms.missing
         raise InputError(
-            f"{layer.name}: its queries and keys were kept, and not all else that enters its "
-            f"scores: {what}. Its kept edges have their scores."
+            f"{layer.name}: its queries and keys were kept, but not all other terms of its scores: "
+            f"{what}. Its kept edges have their scores."
         )
     heads, _, length = layer.shape
     rows, device = range(query, query + 1), torch.device("cpu")
@@ -185,7 +182,7 @@ def worked_row(
     if terms.mask is not None:
         seen = terms.mask.cells(rows, length, device)[0, :, 0]
         allowed = seen[head if len(seen) > 1 else 0].expand(length).clone()
-    # A bias of minus infinity hides a key as a mask does; what is no number hides nothing.
+    # A bias of minus infinity hides a key, as a mask does; NaN hides nothing.
     allowed &= scores != -math.inf
     scores = scores.masked_fill(~allowed, -math.inf)
     sink = None if terms.sinks is None else float(terms.sinks[head])

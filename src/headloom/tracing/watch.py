@@ -80,7 +80,7 @@ class Watched:
 
     @property
     def trace(self) -> TraceData:
-        """The only trace.
+        """Only trace.
 
         Raises: InputError: there is none, or there are several.
         """

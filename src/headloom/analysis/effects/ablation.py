@@ -1,8 +1,7 @@
-"""What a head is needed for: take it away, or give it another input's output, and see what changes.
+"""Ablation and patching of heads: the change of a loss or a logit when their output is replaced.
 
-A role says where a head looks. Whether the model uses that only an experiment answers: the model
-runs again with the output of the head replaced, and the change in its loss, or in a logit, is what
-the head was worth.
+A role describes a head's attention. Whether the model uses it needs an experiment: the model runs
+again with the output of the head replaced, by nothing, a mean, or the output on another input.
 
 Source: Michel et al. 2019 (ablation); Vig et al. 2020, Wang et al. 2022 (patching).
 """
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RanLayer:
-    """An attention layer that a model ran: its path in the model, and how many heads it has."""
+    """Attention layer of a model's run: its path in the model, and its number of heads."""
 
     name: str
     heads: int
@@ -35,11 +34,11 @@ class RanLayer:
 
 @dataclass(frozen=True)
 class HeadEffect:
-    """What replacing some heads did.
+    """Effect of replacing some heads.
 
-    heads: (layer, head), both from 0; usually one.
-    value: the measure without them; change: less the measure of the whole model.
-    at: of an estimate on one input, what each position of the queries adds to the change.
+    heads: (layer, head), both from 0; usually one pair.
+    value: the measure without them; change: value - the measure of the whole model.
+    at: for an estimate on one input, the part of the change at each query.
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -49,18 +48,18 @@ class HeadEffect:
 
     @property
     def name(self) -> str:
-        """The heads as "layer.head", with spaces between them."""
+        """Heads as "layer.head", separated by spaces."""
         return " ".join(f"{layer}.{head}" for layer, head in self.heads)
 
     @property
     def most_at(self) -> int | None:
-        """The position that adds most to the change, up or down; None: they are not told apart."""
+        """Position with the largest part of the change; None: unknown."""
         return max(range(len(self.at)), key=lambda place: abs(self.at[place]), default=None)
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """The measure of the whole model, and the effect of each head, in the order asked.
+    """Measure of the whole model, and the effect of each head, in the order of the request.
 
     estimated: by a gradient (`headloom.analysis.effects.estimates`), not measured.
     """
@@ -72,14 +71,15 @@ class Ablation:
     estimated: bool = False
 
     def by_change(self, limit: int | None = None) -> Ablation:
-        """The same with the largest changes first, so many at most."""
+        """Return a copy with the largest changes first, at most `limit`."""
         ordered = sorted(self.effects, key=lambda effect: -abs(effect.change))
         return replace(self, effects=tuple(ordered[:limit]))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row an effect: layer, head (of several heads: the first), heads, value, change, name.
+        """Return a row for each effect: layer, head (the first of several), heads, value, change.
 
-        Of estimates that tell positions apart also most_at, and what that position adds, there.
+        Also the layer's name; and for estimates by position most_at, and its part of the change,
+        there.
 
         Raises: InputError: pandas is not installed.
         """
@@ -99,7 +99,7 @@ class Ablation:
 
 
 Group = tuple[int, int] | Sequence[tuple[int, int]]
-#: Runs a model, as often as it likes, and gives a number: a loss, a logit.
+#: Runs a model, once or several times, and returns a number: a loss, a logit.
 Measure = Callable[[], float | Tensor]
 
 
@@ -112,31 +112,31 @@ def ablate(
     positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ablation:
-    """The change of a measure when heads are taken away, one after the other.
+    """Measure the change when heads are removed, one after the other.
 
         change = measure without the head - measure
 
     Args:
         model: of headloom's attention layers, or an unmodified model of Transformers.
-        measure: runs the model, as often as it likes, and gives a number: a loss, a logit.
-        kind: what a head gives instead: "zero": nothing; "mean": its mean over all positions of
-            the runs of `measure`; "uniform": the mean of the values it may look at.
-        heads: (layer, head), both from 0, layers in the order of the run; or several such pairs
-            that are taken away together. None: each head.
-        positions: of queries, at which alone heads give something else; below 0 they count from
-            the end. None: at all.
-        progress: told how many of how many are done.
+        measure: runs the model, once or several times, and returns a number: a loss, a logit.
+        kind: replacement of a head's output: "zero"; "mean": its mean over all positions of the
+            runs of `measure`; "uniform": the mean of the visible values.
+        heads: (layer, head), both from 0, layers in the order of the run; or lists of such pairs to
+            remove together. None: each head.
+        positions: queries at which the output is replaced; below 0 they count from the end. None:
+            all.
+        progress: called with the number done and the total.
 
     Returns: the measure of the whole model and the change for each head.
 
-    Raises: InputError: no such head or position; a model whose heads cannot be reached.
+    Raises: InputError: no such head or position; a model whose heads cannot be replaced.
 
     >>> import torch
     >>> from headloom.mechanism.multihead import MultiHeadAttention
     >>> layer = MultiHeadAttention(4, heads=2)
     >>> inputs = torch.ones(1, 3, 4)
-    >>> found = ablate(layer, lambda: float(layer(inputs).norm()), heads=[[(0, 0), (0, 1)]])
-    >>> found.effects[0].value                           # without any head nothing is left
+    >>> ablation = ablate(layer, lambda: float(layer(inputs).norm()), heads=[[(0, 0), (0, 1)]])
+    >>> ablation.effects[0].value                        # without any head nothing is left
     0.0
     """
     chosen("ablate", "kind", kind, ("zero", "mean", "uniform"))
@@ -153,16 +153,15 @@ def patch(
     positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ablation:
-    """The change of a measure when heads give what they gave on another input.
+    """Measure the change when heads have the outputs of another input.
 
     Args:
         model: as for `ablate`.
-        measure: runs the model once, and gives a number.
+        measure: runs the model once, and returns a number.
         source: runs the model once on the other input, of as many tokens.
-        heads, positions: as for `ablate`.
-        progress: likewise.
-
-    Returns: as `ablate`.
+        heads: as for `ablate`.
+        positions: as for `ablate`.
+        progress: as for `ablate`.
 
     Raises: InputError: inputs of different lengths; no such head or position.
     """
@@ -182,7 +181,7 @@ def _measured(
     positions: Sequence[int] | None,
     progress: Callable[[int, int], None],
 ) -> Ablation:
-    """A run for each group of heads. others: by path, (..., heads, 1 or queries, value_depth)."""
+    """Run each group of heads. others: by path, (..., heads, 1 or queries, value_depth)."""
     ran = [RanLayer(path, output.shape[-3]) for path, output in layers.items()]
     effects: list[HeadEffect] = []
     groups = groups_of(ran, heads)
@@ -200,9 +199,9 @@ def _measured(
 
 
 def whole_model(model: nn.Module, measure: Measure) -> tuple[float, dict[str, Tensor]]:
-    """The measure of a whole model; and by layer, in order, what each head gives in the mean.
+    """Return the measure of the whole model, and the mean outputs of the heads of each layer.
 
-    Returns: beside it (heads, 1, value_depth), over all positions of all runs, by the layer's path.
+    The means, (heads, 1, value_depth), are over all positions of all runs, by the layer's path.
     """
     sums: dict[str, Tensor] = {}
     counts = Counter[str]()
@@ -219,7 +218,7 @@ def whole_model(model: nn.Module, measure: Measure) -> tuple[float, dict[str, Te
 
 
 def outputs_of(model: nn.Module, source: Callable[[], object]) -> dict[str, Tensor]:
-    """What the heads of each layer give in a run, in order, by the layer's path."""
+    """Return the outputs of the heads of each layer in a run, in order, by the layer's path."""
     outputs: dict[str, Tensor] = {}
 
     def keep(call: LayerCall, output: Tensor) -> Tensor:
@@ -232,7 +231,7 @@ def outputs_of(model: nn.Module, source: Callable[[], object]) -> dict[str, Tens
 
 
 def attention_layers(model: nn.Module, run: Callable[[], object]) -> list[RanLayer]:
-    """The attention layers of a model in the order of a run, each once."""
+    """Return the attention layers of a model in the order of a run, each once."""
     outputs = outputs_of(model, run)
     return [RanLayer(path, output.shape[1]) for path, output in outputs.items()]
 
@@ -240,7 +239,7 @@ def attention_layers(model: nn.Module, run: Callable[[], object]) -> list[RanLay
 def groups_of(
     layers: Sequence[RanLayer], heads: Sequence[Group] | None
 ) -> list[tuple[tuple[int, int], ...]]:
-    """The heads to replace, those of a group together.
+    """Return the groups of heads to replace together.
 
     Raises: InputError: no such head.
     """

@@ -1,14 +1,14 @@
-"""What replacing each head would do, estimated for all heads at once by one gradient.
+"""Estimates of the effect of replacing each head, for all heads at once by one gradient.
 
     change  ~  sum over positions i and dimensions d of  dm/do_id (o'_id - o_id)
 
-of a measure m, o what a head gives and o' what it would give instead: the first order of what
-`headloom.analysis.effects.ablation` measures by a run for each head. It holds for small changes: a
-softmax that is sure, or two heads that stand in for each other, are not seen. So it finds heads
-worth measuring; what they are worth is measured.
+for a measure m, the output o of a head and its replacement o': the first-order approximation of
+what `headloom.analysis.effects.ablation` measures by a run for each head. It holds for small
+changes: it misses saturated softmaxes, and heads that replace each other. So use it to find heads
+that are worth measuring.
 
-Source: Molchanov et al. 2017 (by nothing); Michel et al. 2019 (of heads); Nanda 2023, "Attribution
-patching", and Syed et al. 2023 (by the outputs of another input).
+Source: Molchanov et al. 2017 (zero); Michel et al. 2019 (heads); Nanda 2023, "Attribution
+patching", and Syed et al. 2023 (outputs of another input).
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ def estimate(
     heads: Sequence[Group] | None = None,
     positions: Sequence[int] | None = None,
 ) -> Ablation:
-    """Estimate the change of a measure when heads are taken away, or patched, all in one run.
+    """Estimate the change of a measure when heads are removed, or patched, all in one run.
 
         change ~ sum of dm/do (o' - o)
 
-    The model runs twice, the second time with gradients; its blocks keep their inputs alone and are
-    computed once more on the way back, so that memory stays near that of a plain run.
+    The model runs twice, the second time with gradients and activation checkpointing (blocks keep
+    only their inputs), so that memory stays close to a plain run.
 
     Args:
         model: as for `headloom.analysis.effects.ablation.ablate`.
-        measure: runs the model, as often as it likes, and gives a number in a tensor, with its
+        measure: runs the model, once or several times, and returns a number in a tensor, with its
             gradient.
-        kind: what heads would give: as for `ablate`; "patch": what they give in the run of
-            `source`.
+        kind: replacement: as for `ablate`; "patch": the outputs in the run of `source`.
         source: runs the model once on another input of as many tokens, for "patch".
-        heads, positions: as for `ablate`.
+        heads: as for `ablate`.
+        positions: as for `ablate`.
 
-    Returns: as `ablate`, estimated. Where each layer ran on one input, in ``at`` what each position
-        adds.
+    Returns: as `ablate`, estimated. If each layer ran once on one input, ``at`` has the part of
+        each position.
 
-    Raises: InputError: no such head, position or kind; a model whose heads cannot be reached; a
+    Raises: InputError: no such head, position or kind; a model whose heads cannot be replaced; a
         measure without a gradient. ShapeError: inputs of different lengths.
 
     >>> from headloom.mechanism.multihead import MultiHeadAttention
     >>> layer = MultiHeadAttention(4, heads=2, bias=False)
     >>> inputs = torch.eye(4)[None]
-    >>> found = estimate(layer, lambda: layer(inputs).sum())     # linear in what heads give, so
-    >>> total = sum(effect.change for effect in found.effects)   # what is taken away is all
-    >>> abs(total + found.baseline) < 1e-5
+    >>> result = estimate(layer, lambda: layer(inputs).sum())     # linear in the outputs of heads,
+    >>> total = sum(effect.change for effect in result.effects)   # so their effects add up to all
+    >>> abs(total + result.baseline) < 1e-5
     True
     """
     chosen("estimate", "kind", kind, ("zero", "mean", "uniform", "patch"))
@@ -82,7 +82,7 @@ def estimate(
         )
     baseline, means = whole_model(model, measure)
     others: Mapping[str, Tensor] = means if source is None else outputs_of(model, source)
-    #: By path, what each head and position adds, (batch, heads, queries), of each call.
+    #: By path, the part of each head and position, (batch, heads, queries), for each call.
     added: dict[str, list[Tensor]] = defaultdict(list)
 
     def receive(call: LayerCall, output: Tensor, gradient: Tensor) -> None:
@@ -100,7 +100,7 @@ def estimate(
     for group in groups_of(layers, heads):
         parts = [adds[:, head] for layer, head in group for adds in added[layers[layer].name]]
         change = float(sum(part.sum() for part in parts))
-        # Positions are the same where layers with as many queries ran once, on one input.
+        # Positions match if layers with as many queries ran once, on one input.
         once = all(len(added[layers[layer].name]) == 1 for layer, _ in group)
         one_input = once and len({part.shape for part in parts}) == 1 and len(parts[0]) == 1
         at = tuple(torch.stack(parts).sum((0, 1)).tolist()) if one_input else ()

@@ -1,8 +1,8 @@
-"""Running a model backward from a number, and meeting each attention layer on the way.
+"""Backward pass of a model that visits each attention layer, with activation checkpointing.
 
-What all layers of a long text compute does not fit into memory at once. So the blocks of a model
-keep their inputs alone, and each is computed again when the gradient gets there (Chen et al. 2016);
-a layer's queries, keys and values are then there together with dy/do, are handed over, and freed.
+The activations of all layers of a long text do not fit into memory. So the blocks of a model keep
+only their inputs, and each is computed again in the backward pass (Chen et al. 2016); a layer's
+queries, keys and values are then available together with dy/do, are passed on, and freed.
 Parameters get no gradients, and nothing is computed below the first layer's outputs.
 """
 
@@ -22,9 +22,9 @@ from headloom.errors import InputError
 from headloom.tracing.model_state import evaluation_mode, release_memory
 from headloom.tracing.recording.layer_call import LayerCall
 
-#: Gets a call, what its heads gave, and dy/do, both (batch, heads, queries, value_depth).
+#: Called with a call, its output, and dy/do, both (batch, heads, queries, value_depth).
 Receive = Callable[[LayerCall, Tensor, Tensor], None]
-#: The tensors of a call that grow with the text.
+#: Tensors of a call that grow with the text.
 _TENSORS = ("queries", "keys", "values", "bias")
 
 
@@ -35,21 +35,21 @@ def backward(
     *,
     operation: str,
 ) -> None:
-    """Run a model for one number, y; then meet its layers, the last one first.
+    """Run a model for one number, y; then visit its layers, the last one first.
 
-    The model runs as in evaluation, without a cache, and is left as it was.
+    The model runs in evaluation mode, without a cache, and is left unchanged.
 
     Args:
         model: as for `headloom.analysis.effects.interventions.reaching`.
-        measure: runs it, once or several times, and gives y; gets the list that calls are added to
-            in the order of the runs, with queries and keys on no device.
-        receive: see Receive. Layers that y does not depend on are not met.
-        operation: who asks, for errors.
+        measure: runs it, once or several times, and returns y; its argument is the list to which
+            calls are added in the order of the runs, with queries and keys on the meta device.
+        receive: see Receive. Layers that do not affect y are not visited.
+        operation: name for errors.
 
-    Raises: InputError: no attention could be reached, or y depends on none.
+    Raises: InputError: no attention could be visited, or none affects y.
     """
     calls: list[LayerCall] = []
-    #: Outputs that depend on nothing that has a gradient: where going backward ends.
+    #: Outputs without a gradient history, where the backward pass ends.
     leaves: list[Tensor] = []
     forward = True
 
@@ -63,8 +63,8 @@ def backward(
         if forward:
             calls.append(without)
             leaves.extend([output] * is_leaf)
-        own = (x.detach() for x in tensors.values())
-        marked: Tensor = _Mark.apply(output, receive, without, tuple(tensors), *own)  # type: ignore[no-untyped-call]
+        saved = (x.detach() for x in tensors.values())
+        marked: Tensor = _Mark.apply(output, receive, without, tuple(tensors), *saved)  # type: ignore[no-untyped-call]
         return marked
 
     with (
@@ -75,45 +75,44 @@ def backward(
         forward = False
         if not calls:
             raise InputError(
-                f"{operation}: {type(model).__name__} ran without a call of attention that could "
-                "be reached. docs/tracing.md lists models that can be traced."
+                f"{operation}: {type(model).__name__} ran without an attention call that can be "
+                "traced. docs/tracing.md lists models that can be traced."
             )
         if not isinstance(score, Tensor) or not score.requires_grad:
             raise InputError(
-                f"{operation}: the number that was asked for depends on no attention layer, or is "
-                "no tensor with a gradient."
+                f"{operation}: the target depends on no attention layer, or is not a tensor with a "
+                "gradient."
             )
-        # Autograd takes what ran last first, so that layers are met in this order.
+        # Autograd visits the last operation first, and so the layers in this order.
         torch.autograd.grad(score, leaves, allow_unused=True)
 
 
 class _Mark(torch.autograd.Function):
-    """The outputs of a layer as they are; on the way back, the layer is met.
+    """Identity on the outputs of a layer that calls `receive` in the backward pass.
 
-    What is saved here within a block is saved, as all else of it, by its inputs alone: to ask for
-    it computes the block again.
+    Tensors saved within a block are recomputed by activation checkpointing, like all others.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, output: Tensor, receive: Receive, call: LayerCall, names: object, *own: Tensor
+        ctx: Any, output: Tensor, receive: Receive, call: LayerCall, names: object, *saved: Tensor
     ) -> Tensor:
         ctx.receive, ctx.call, ctx.names = receive, call, names
-        ctx.save_for_backward(output, *own)
+        ctx.save_for_backward(output, *saved)
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         release_memory()
-        output, *own = ctx.saved_tensors
-        call = ctx.call.changed(**dict(zip(ctx.names, own, strict=True)))
+        output, *saved = ctx.saved_tensors
+        call = ctx.call.changed(**dict(zip(ctx.names, saved, strict=True)))
         ctx.receive(call, output.detach(), gradient.detach())
-        return gradient, None, None, None, *(None for _ in own)
+        return gradient, None, None, None, *(None for _ in saved)
 
 
 @contextmanager
 def _recomputing(model: nn.Module) -> Iterator[None]:
-    """Let the blocks of a model keep their inputs alone, and be computed again on the way back."""
+    """Apply activation checkpointing to the blocks of a model."""
 
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
@@ -127,17 +126,17 @@ def _recomputing(model: nn.Module) -> Iterator[None]:
 
     with ExitStack() as stack:
         for block in _blocks(model):
-            own = vars(block)
-            if "forward" in own:
-                stack.callback(own.__setitem__, "forward", own["forward"])
+            state = vars(block)
+            if "forward" in state:
+                stack.callback(state.__setitem__, "forward", state["forward"])
             else:
-                stack.callback(own.pop, "forward")
-            own["forward"] = recomputed(block.forward)
+                stack.callback(state.pop, "forward")
+            state["forward"] = recomputed(block.forward)
         yield
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a model is a stack of: members of its lists that hold attention."""
+    """Return the blocks of a model: members of its module lists that contain attention."""
     blocks: dict[int, nn.Module] = {}
     inside: set[int] = set()
     for module in model.modules():
@@ -151,7 +150,7 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """No gradients of parameters, nor a cache of keys, which a block would fill a second time."""
+    """Disable gradients of parameters, and caches, which a recomputed block would fill twice."""
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     configs = {
         id(config): config

@@ -1,11 +1,10 @@
-"""Reaching, and changing, what the heads of every attention layer give while a model runs.
+"""Interventions on the outputs of heads while a model runs.
 
     with intervening(model, [Intervention("decoder.1.self_attention", 3, "zero")]):
         outputs = model(tokens)
 
-Heads are reached before W_O, in headloom's own models and in unmodified ones of Transformers. The
-weights of a model are never touched, and whatever happens in the block, the model is afterwards as
-it was.
+Outputs are changed before W_O, in headloom's own models and in unmodified ones of Transformers. The
+weights of a model do not change, and the model is restored however the block ends.
 """
 
 from __future__ import annotations
@@ -30,23 +29,22 @@ from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.sources.source import Receivers
 from headloom.tracing.sources.transformers import SOURCE, is_transformers_model, routes
 
-#: From a call and what its heads gave, (batch, heads, queries, value_depth), to what the layer goes
-#: on with.
+#: Function from a call and its output, (batch, heads, queries, value_depth), to the new output.
 Edit = Callable[[LayerCall, Tensor], Tensor]
 Kind = Literal["zero", "mean", "uniform", "patch"]
 
 
 @dataclass(frozen=True, eq=False)
 class Intervention:
-    """What one head gives instead of its own output.
+    """Replacement of one head's output.
 
-        zero      nothing
+        zero      0
         mean      `output`, (value_depth,), at every position: its mean over some inputs
-        uniform   the mean of the values that each query may look at: its weights made uniform
-        patch     `output`, (batch, queries, value_depth): what it gave on another input
+        uniform   the mean of the visible values of each query: uniform weights
+        patch     `output`, (batch, queries, value_depth): from another input
 
     layer: the path of the attention layer in the model; head: from 0.
-    positions: of the queries where it does; None: at all.
+    positions: queries to replace; None: all.
     """
 
     layer: str
@@ -56,7 +54,7 @@ class Intervention:
     positions: Sequence[int] | None = None
 
     def apply(self, call: LayerCall, output: Tensor) -> None:
-        """Write it into the output of the layer, (batch, heads, queries, value_depth).
+        """Write the replacement into a layer's output, (batch, heads, queries, value_depth).
 
         Raises: InputError: no such head or position, or an output that is missing or does not fit.
         """
@@ -75,10 +73,10 @@ class Intervention:
 
 
 def substitute(call: LayerCall, output: Tensor, kind: Kind, other: Tensor | None) -> Tensor:
-    """What the heads of a call give instead of their output, of its shape: see Intervention.
+    """Return the replacement of a call's output, of its shape: see Intervention.
 
-    other: of "mean" and "patch", what spreads to the output's shape.
-    Raises: InputError: it is missing; ShapeError: it is of another number of tokens.
+    other: for "mean" and "patch", broadcast to the output's shape.
+    Raises: InputError: it is missing; ShapeError: another number of tokens.
     """
     if kind == "zero":
         return torch.zeros_like(output)
@@ -90,16 +88,16 @@ def substitute(call: LayerCall, output: Tensor, kind: Kind, other: Tensor | None
     if kind == "patch" and other.shape[-2:] != output.shape[-2:]:
         raise ShapeError(
             f"a patch of {call.path} is {describe(other)}; expected that of {describe(output)}. "
-            "Inputs that are patched into each other need as many tokens."
+            "Both inputs need the same number of tokens."
         )
     return other.to(output).expand_as(output)
 
 
 @contextmanager
 def intervening(model: nn.Module, interventions: Sequence[Intervention]) -> Iterator[None]:
-    """Let some heads give something else in every run of the model within the block.
+    """Replace the outputs of some heads in every run of the model within the block.
 
-    Raises: InputError: no such layer or head; a model whose heads cannot be reached.
+    Raises: InputError: no such layer or head; a model whose heads cannot be replaced.
     """
     of_layer = defaultdict(list)
     for intervention in interventions:
@@ -126,7 +124,7 @@ def intervening(model: nn.Module, interventions: Sequence[Intervention]) -> Iter
 
 @contextmanager
 def editing_heads(model: nn.Module, edit: Edit) -> Iterator[None]:
-    """Send what heads give through a function; the model evaluates, without gradients.
+    """Apply a function to the outputs of heads, in evaluation mode, without gradients.
 
     Raises: InputError: a model whose heads cannot be reached.
     """
@@ -136,12 +134,12 @@ def editing_heads(model: nn.Module, edit: Edit) -> Iterator[None]:
 
 @contextmanager
 def reaching(model: nn.Module, edit: Edit, *, operation: str) -> Iterator[None]:
-    """Send what the heads of every attention layer give through a function.
+    """Apply a function to the outputs of the heads of every attention layer.
 
     Args:
-        model: of headloom's attention layers, or of Transformers and using its attention interface.
-        edit: from each call and its output to the output that the layer goes on with.
-        operation: who asks, for errors.
+        model: of headloom's attention layers, or of Transformers with its attention interface.
+        edit: function from each call and its output to the new output.
+        operation: name for errors.
 
     Raises: InputError: a model whose heads cannot be reached.
     """

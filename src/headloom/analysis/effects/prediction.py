@@ -1,4 +1,4 @@
-"""How well a model of Transformers predicts a text: measures for experiments on its heads."""
+"""Losses of a model of Transformers on a text: measures for experiments on its heads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn.functional import cross_entropy
 from headloom.errors import InputError
 from headloom.tracing.model_state import evaluation_mode
 
-#: Of the tokens of a text, one in so many is masked.
+#: One token in so many is masked.
 MASK_EVERY = 7
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of each token given those before it, in nats.
+    """Return the mean cross-entropy of each token given the tokens before it, in nats.
 
-    Args: logits: (batch, length, vocabulary), of the model that read `tokens`, (batch, length).
+    Args: logits: (batch, length, vocabulary), of the model on `tokens`, (batch, length).
 
     >>> next_token_loss(torch.zeros(1, 3, 8), torch.tensor([[1, 2, 3]]))               # log 8
     tensor(2.0794)
@@ -30,14 +30,15 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 def masked_loss(
     model: nn.Module, inputs: Mapping[str, Tensor], tokenizer: Any
 ) -> Callable[[], Tensor]:
-    """The mean cross-entropy of tokens that are masked, every seventh one, in nats.
+    """Return the loss of a masked language model: mean cross-entropy of masked tokens, in nats.
 
     Args:
         model: a masked language model.
-        inputs: what its tokenizer gives for one text.
-        tokenizer: which says what the mask is, and which tokens are special.
+        inputs: from its tokenizer, for one text.
+        tokenizer: for the ids of the mask and the special tokens.
 
-    Returns: a function that runs the model once and gives the loss.
+    Returns: a function that runs the model once, with every seventh token masked, and returns the
+    loss.
     Raises: InputError: the text has too few tokens.
     """
     ids = inputs["input_ids"]
@@ -47,7 +48,7 @@ def masked_loss(
     if not len(places):
         raise InputError(
             f"masked_loss: the text has {len(ordinary)} tokens; expected {MASK_EVERY // 2 + 1} or "
-            "more, of which one is masked."
+            "more, so that one can be masked."
         )
     masked = ids.clone()
     masked[:, places] = tokenizer.mask_token_id
@@ -57,11 +58,11 @@ def masked_loss(
 
 
 def output_change(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[], Tensor]:
-    """How far the last hidden states are from what they are now: |y' - y| / |y|.
+    """Return a measure of the relative change of the last hidden states: |y' - y| / |y|.
 
-    For encoders that predict no tokens. 0: unchanged; about 1.4: unrelated, of the same size.
+    For encoders that do not predict tokens. 0: unchanged; about 1.4: unrelated, of the same size.
 
-    Returns: a function that runs the model once and gives the change.
+    Returns: a function that runs the model once and returns the change.
     """
     with evaluation_mode(model), torch.no_grad():
         before: Tensor = model(**inputs).last_hidden_state

@@ -1,20 +1,20 @@
-"""Relevance: which input tokens a prediction comes from, by weights and their gradients.
+"""Relevance of input tokens for a prediction, from weights and their gradients.
 
     R = (I + A_L) ... (I + A_1),    A = mean over heads of max(0, dy/dP * P)    elementwise
 
-P are the weights of a layer, y the logit that is asked about: a weight counts as far as y would
-grow with it, so that, other than in rollout, heads that do not matter to y do not matter. Of an
-encoder-decoder, R_s of the source, R_t of the target, and R_ts of the target's rows and the
-source's columns, with n(R) = I + (R - I) / (its row sums), 0 where these are 0:
+P are the weights of a layer, y the target logit: a weight counts as much as y grows with it, so
+that, unlike in rollout, heads without influence on y do not count. In an encoder-decoder, R_s is of
+the source, R_t of the target, and R_ts of the target's rows and the source's columns, with n(R) = I
++ (R - I) / (its row sums), 0 if these are 0:
 
     self-attention of the target:  R_t <- R_t + A R_t,  R_ts <- R_ts + A R_ts
     cross-attention:               R_ts <- R_ts + n(R_t)^T A n(R_s)
 
-A model need not form its weights for that: with o what a head gives, dy/dp_ij = (dy/do_i) . v_j. So
-cells are made of queries, keys, values and dy/do, some rows at a time. A row of R is one product
-with A^T a layer, from the last layer down: the way that the gradient goes. So a layer is done with
-when the gradient leaves it (`headloom.analysis.effects.gradients`), and memory is linear in the
-length. Those of an encoder-decoder are formed whole.
+The model need not form its weights: for the output o of a head, dy/dp_ij = (dy/do_i) . v_j. So
+cells are computed from queries, keys, values and dy/do, in blocks of rows. A row of R takes one
+product with A^T for each layer, from the last layer down, in the order of the backward pass. So
+each layer is freed after its gradient (`headloom.analysis.effects.gradients`), and memory is linear
+in the length. The matrices of an encoder-decoder are formed whole.
 
 Source: Chefer, Gur and Wolf 2021, equations 5, 6, 8 to 10.
 """
@@ -39,7 +39,7 @@ from headloom.tracing.arguments import Inputs, batch_of
 from headloom.tracing.huggingface import reader_of
 from headloom.tracing.recording.layer_call import LayerCall
 
-#: Which logit is asked about: its number, or a function from the model's output to one number.
+#: Target logit: its number, or a function from the model's output to one number.
 Target = int | Callable[[Any], Tensor]
 
 
@@ -51,31 +51,31 @@ def relevance(
     position: int = -1,
     rows: int | Sequence[int] | Tensor | None = None,
 ) -> Tensor:
-    """How relevant each input token is for a prediction.
+    """Return the relevance of each input token for a prediction.
 
-    The model runs once as in evaluation, with gradients, and is left as it was.
+    The model runs once in evaluation mode, with gradients, and is left unchanged.
 
     Args:
-        model: made of headloom's attention layers, or of Transformers and using its attention
-            interface.
+        model: of headloom's attention layers, or of Transformers with its attention interface.
         inputs: of one text, as for `headloom.trace`.
-        target: which logit: its number; or a function from the model's output to one number; None:
-            the largest.
-        position: of the logits that are asked; not of a model that classifies the whole text.
-        rows: which positions of R are wanted; a tensor, (positions,): one row, the sum of all,
-            each times its number, as of a model that pools its outputs; None: the one whose logits
-            are asked, or the first of a model that classifies.
+        target: number of the logit; or a function from the model's output to one number; None:
+            the largest logit.
+        position: of the logits; ignored for a model that classifies the whole text.
+        rows: positions of R; a tensor, (positions,): one row, the sum of all rows with these
+            factors, for a model that pools its outputs; None: the position of the logits, or the
+            first one of a classifier.
 
-    Returns: (rows, keys), 0 or more: what each row holds of each input token; of an
-    encoder-decoder, of the source's tokens. A row holds 1 of itself where the tokens are its own.
+    Returns: (rows, keys), 0 or more: the relevance of each input token for each row; in an
+    encoder-decoder, of the source's tokens. A row has a relevance of 1 for itself if the tokens are
+    its own.
 
-    Raises: InputError: a model whose attention cannot be reached, a batch, a text that is too long,
-    or an output without logits and no function to ask it.
+    Raises: InputError: a model whose attention cannot be traced, a batch, a text that is too long,
+    or an output without logits and no function as target.
 
     >>> from headloom.mechanism.multihead import MultiHeadAttention
-    >>> layer = MultiHeadAttention(4, heads=2)               # what it gives is taken as logits
-    >>> found = relevance(layer, torch.eye(4)[None], target=2)
-    >>> found.shape, bool(found[0, -1] >= 1)                 # of itself, at least
+    >>> layer = MultiHeadAttention(4, heads=2)               # its output is read as logits
+    >>> tokens = relevance(layer, torch.eye(4)[None], target=2)
+    >>> tokens.shape, bool(tokens[0, -1] >= 1)               # at least 1 for itself
     (torch.Size([1, 4]), True)
     """
     reader = reader_of(model, "relevance")
@@ -84,7 +84,7 @@ def relevance(
         raise InputError(f"relevance: a batch of {batch_of(arguments)} inputs; expected one text.")
     takes = inspect.signature(reader.model.forward).parameters
     if position == -1 and not callable(target) and "logits_to_keep" in takes:
-        arguments.setdefault("logits_to_keep", 1)  # only the last logits are asked about
+        arguments.setdefault("logits_to_keep", 1)  # only the last logits are used
     held = torch.zeros(0)
     is_pair = False
     layers: list[tuple[str, Tensor]] = []
@@ -99,7 +99,7 @@ def relevance(
                 f"relevance: the layers have queries or keys of {sorted(sizes)} positions; "
                 "expected one sequence, or an encoder-decoder."
             )
-        if calls:  # else `backward` says so
+        if calls:  # otherwise `backward` raises an error
             held = _wanted(asked if rows is None else rows, calls[-1].queries.shape[2])
         return score
 
@@ -123,7 +123,7 @@ def relevance(
 
 
 def _wanted(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
-    """What is asked for, (length, wanted): a column for each row of R."""
+    """Return the requested rows of R as columns, (length, rows)."""
     if isinstance(rows, Tensor):
         return rows.detach()[:, None]
     places = [int(row) for row in ([rows] if isinstance(rows, SupportsIndex) else rows)]
@@ -135,7 +135,7 @@ def _wanted(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
 
 
 def _weighed(call: LayerCall, gradient: Tensor, *, ahead: bool) -> Iterator[tuple[range, Tensor]]:
-    """A of a layer, some rows at a time, (rows, keys), to the last row where none looks ahead."""
+    """Yield A of a layer in blocks of rows, (rows, keys); ahead: whether rows see later keys."""
     options = {**call.arguments(), "bias": None if call.bias is None else call.bias[0]}
     matrix = AttentionMatrix(call.queries[0], call.keys[0], **options)
     values = repeat_kv_heads(call.values, matrix.shape[0])[0].to(matrix.queries.dtype)
@@ -143,15 +143,15 @@ def _weighed(call: LayerCall, gradient: Tensor, *, ahead: bool) -> Iterator[tupl
     if isinstance(call.relative, Shaw) and call.relative.value_table is not None:
         table = Shaw(call.relative.value_table.detach(), offset=call.relative.offset)
     for rows, columns, tile in row_tiles(matrix, causal=not ahead):
-        given = gradient[:, :, rows.start : rows.stop].to(values.dtype)
-        slopes = given[0] @ values[:, : len(columns)].mT
-        if table is not None:  # what each position adds to the values
-            slopes += table.key_scores(given, rows, len(columns))[0]
+        part = gradient[:, :, rows.start : rows.stop].to(values.dtype)
+        slopes = part[0] @ values[:, : len(columns)].mT
+        if table is not None:  # relative positions are added to the values
+            slopes += table.key_scores(part, rows, len(columns))[0]
         yield rows, (tile * slopes.clamp(min=0)).mean(0)
 
 
 def _across(layers: Sequence[tuple[str, Tensor]]) -> Tensor:
-    """R_ts of an encoder-decoder, from the kind and A of each layer."""
+    """Return R_ts of an encoder-decoder, from the kind and A of each layer."""
     across = torch.zeros_like(next(cells for kind, cells in layers if kind == "cross"))
     of_target, of_source = (torch.eye(size).to(across) for size in across.shape)
     for _, cells in (layer for layer in layers if layer[0] == "encoder"):
@@ -165,14 +165,14 @@ def _across(layers: Sequence[tuple[str, Tensor]]) -> Tensor:
 
 
 def _normalised(matrix: Tensor) -> Tensor:
-    """n(R): the rows of what was added to the identity sum to 1, or to 0."""
-    own = torch.eye(len(matrix)).to(matrix)
-    sums = (matrix - own).sum(1, keepdim=True)
-    return own + torch.where(sums > 0, (matrix - own) / sums.clamp(min=1e-30), 0.0)
+    """Return n(R): the rows of R - I are scaled to sum to 1, or stay 0."""
+    identity = torch.eye(len(matrix)).to(matrix)
+    sums = (matrix - identity).sum(1, keepdim=True)
+    return identity + torch.where(sums > 0, (matrix - identity) / sums.clamp(min=1e-30), 0.0)
 
 
 def _score(output: Any, target: Target | None, position: int) -> tuple[Tensor, int]:
-    """The number that is asked about, and the position that it is of."""
+    """Return the target number, and its position."""
     if callable(target):
         return target(output), position
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)

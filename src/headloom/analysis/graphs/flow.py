@@ -1,13 +1,13 @@
-"""Attention flow: how much can flow from an output to an input position, through all layers.
+"""Attention flow: the largest flow from an output to an input position, through all layers.
 
     the largest flow from (L, i) to (0, j) in the network with a node for each position of each
     layer; the edge from (l, i) to (l - 1, j) can carry 1/2 w_ij, and 1/2 more where i = j
 
-w: the weights of layer l averaged over heads; the residual connection carries the other half. Where
-rollout multiplies along paths, flow lets each edge be as wide as it is, so that the narrowest ones
-decide. Of an encoder-decoder, a cross-attention layer leads from the target to the source as it is
-then, as in `headloom.analysis.graphs.rollout`. From kept edges it is the flow along these: at most
-the true one.
+w: the weights of layer l averaged over heads; the residual connection carries the other half.
+Rollout multiplies weights along paths; flow treats them as capacities, so that the narrowest edges
+decide. In an encoder-decoder, a cross-attention layer leads from the target to the source at that
+layer, as in `headloom.analysis.graphs.rollout`. With kept edges only, it is the flow along these: a
+lower bound.
 
 Capacities are whole numbers of 2^-30.
 
@@ -32,10 +32,10 @@ from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import place_of
 
-#: What a capacity of 1 is, as a whole number.
+#: A capacity of 1, as a whole number.
 ONE = 2**30
 
-#: Cells of a layer up to which all of its weights are taken where nothing else is asked for.
+#: Cells of a layer up to which all of its weights are used by default.
 CHEAP_CELLS = 2**22
 
 
@@ -48,15 +48,16 @@ def attention_flow(
     exact: bool | None = None,
     residual: float = 0.5,
 ) -> Tensor:
-    """The largest flow from a position of the last layer to each of some input positions.
+    """Return the largest flow from a position of the last layer to each of some input positions.
 
     Args:
         trace: of any model.
-        position: of the last layer; targets: of the input. Negative ones count from the end.
+        position: of the last layer; negative ones count from the end.
+        targets: positions of the input.
         kind: as in `headloom.analysis.graphs.rollout.rollout`.
-        exact: as there; but None is all weights of layers of up to 2^22 cells alone, since every
-            weight is an edge of the network.
-        residual: what the residual connection carries, 0 to 1.
+        exact: as in `rollout`; but None means all weights only of layers of up to 2^22 cells, since
+            every weight is an edge of the network.
+        residual: share of the residual connection, 0 to 1.
 
     Returns: (targets,), float64, from 0 to 1.
 
@@ -78,16 +79,16 @@ def attention_flow(
         else:
             cells = dense_average(source, causal=layer.mask == "causal")
             edges = scipy.sparse.coo_array(cells.numpy())
-        own = np.arange(sizes[layer.queries_from])
-        past = nodes + own, first[layer.queries_from] + own, np.full(len(own), residual)
+        rows = np.arange(sizes[layer.queries_from])
+        past = nodes + rows, first[layer.queries_from] + rows, np.full(len(rows), residual)
         along = nodes + edges.row, first[layer.keys_from] + edges.col, (1 - residual) * edges.data
         parts += [past, along]
         first[layer.queries_from] = nodes
-        nodes += len(own)
-    rows, columns, capacity = (np.concatenate(part) for part in zip(*parts, strict=True))
+        nodes += len(rows)
+    starts, ends_of, capacity = (np.concatenate(part) for part in zip(*parts, strict=True))
     whole = np.rint(np.minimum(capacity, 1) * ONE).astype(np.int64)
     # Two edges between the same nodes, a weight and the residual, become one.
-    network = scipy.sparse.csr_array((whole, (rows, columns)), shape=(nodes, nodes))
+    network = scipy.sparse.csr_array((whole, (starts, ends_of)), shape=(nodes, nodes))
     network.sum_duplicates()
     network.eliminate_zeros()
     flows = [_largest(network, first[queries] + start, sink) for sink in sinks]
@@ -95,13 +96,13 @@ def attention_flow(
 
 
 def flow_weights(layer: TraceLayer, exact: bool | None) -> Source:
-    """The weights of a layer that flow along, of which None is as said above."""
+    """Return the weights of a layer for a flow; exact: as in `attention_flow`."""
     cheap = math.prod(layer.shape) <= CHEAP_CELLS
     return weights_of(layer, exact if exact is not None or cheap else False)
 
 
 def _largest(network: scipy.sparse.csr_array, start: int, sink: int) -> float:
-    """The largest flow through the nodes that lie on a way from the start to the sink."""
+    """Return the largest flow through the nodes on a path from the start to the sink."""
     after = breadth_first_order(network, start, return_predecessors=False)
     before = breadth_first_order(network.T.tocsr(), sink, return_predecessors=False)
     between = np.intersect1d(after, before)

@@ -1,27 +1,27 @@
-"""Rollout: how much of each input position is in each output position, through all layers.
+"""Rollout: the share of each input position in each output position, through all layers.
 
     R = (r W_L + (1 - r) I) ... (r W_1 + (1 - r) I),    r = 1/2
 
 W_l: the weights of layer l averaged over heads; rows are positions of the last layer, columns of
-the input. Half of what a position holds comes past the layer, by the residual connection.
+the input. Half of a position's content bypasses the layer, by the residual connection.
 
-Between two sequences the same holds for each layer's update of what a position holds: a
-cross-attention layer gives half of the target's positions what W mixes of the source's,
+Between two sequences, each layer updates the content of its positions in the same way: a
+cross-attention layer replaces half of the target's content by W times the source's,
 
     C <- 1/2 C + 1/2 W E,    D <- 1/2 D
 
-where E is the encoder's rollout, C what the target holds of the source and D what it holds of
-itself. Each row of [C D] sums to 1, as those of R. From kept edges alone each entry is at most the
-true one, and `rest` says what its row lacks.
+where E is the encoder's rollout, C the target's share of the source and D its share of itself. Each
+row of [C D] sums to 1, as in R. With kept edges only, entries are lower bounds, and `rest` is the
+missing mass of each row.
 
-Layers that are not in the trace, and those over other positions, are passed over, with a warning;
-`passed_over` says which. Two layers that read their input in parts, as windows of an image, are not
-multiplied: they may be other parts.
+Layers that are not in the trace, or over other positions, are skipped with a warning
+(`passed_over`). Two layers that read their input in parts, such as windows of an image, are not
+multiplied, as their parts may differ.
 
-Source: Abnar and Zuidema 2020, section 3, equation 1; theirs reads one sequence.
+Source: Abnar and Zuidema 2020, section 3, equation 1, for one sequence.
 
-A row is one product with a transposed matrix a layer, from the last layer down; a column one
-product a layer, from the first up: exact at any length, in memory linear in it.
+A row takes one product with a transposed matrix for each layer, from the last layer down; a column
+one product for each layer, from the first up: exact at any length, in memory linear in it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Rollout:
     """Rows or columns of a rollout.
 
     values: (rows, keys), or (queries, columns).
-    rest: (rows,) or (queries,): what each row lacks of 1: it went along edges that were not kept,
-    to sinks, or to rows that may look at no key.
-    own: of rows, (rows,): what they hold of the sequence that they are in themselves, where they
-    are of a target and the columns of its source; None: of columns, or of one sequence.
+    rest: (rows,) or (queries,): missing mass of each row: on edges that were not kept, on sinks, or
+    in rows without visible keys.
+    own: of rows, (rows,): their share of their own sequence, for rows of a target and columns of
+    its source; None: of columns, or of one sequence.
     """
 
     values: Tensor
@@ -59,10 +59,10 @@ class Rollout:
 
 
 class Through(NamedTuple):
-    """What a rollout or a flow goes through.
+    """Layers and sequences of a rollout or a flow.
 
-    layers; queries, keys: the sequences of its rows and its columns; sizes: the lengths of all
-    sequences that take part.
+    layers; queries, keys: the sequences of its rows and its columns; sizes: lengths of all
+    sequences on the way.
     """
 
     layers: list[TraceLayer]
@@ -74,22 +74,22 @@ class Through(NamedTuple):
 def rollout(
     trace: TraceData, *, kind: str | None = None, exact: bool | None = None, residual: float = 0.5
 ) -> Tensor:
-    """The whole rollout of a trace, (queries, keys).
+    """Return the whole rollout of a trace, (queries, keys).
 
     Args:
         trace: of any model.
-        kind: "encoder" or "decoder": the product over the layers of that kind; "cross": what the
-            target holds of the source, through all layers. None: "cross" where such layers look
-            from the sequence of the last layer, else the kind of the last layer.
+        kind: "encoder" or "decoder": the product over the layers of that kind; "cross": the
+            target's share of the source, through all layers. None: "cross" if the last layer's
+            sequence has cross-attention, otherwise the kind of the last layer.
         exact: see `headloom.analysis.weights.weights_of`.
-        residual: what comes past a layer, 0 to 1.
+        residual: share that bypasses a layer, 0 to 1.
 
-    Returns: (queries, keys), float32: row i is what position i holds of each input position.
+    Returns: (queries, keys), float32: row i is the share of each input position in position i.
 
-    Raises: InputError: no such layers; no exact weights. A row or a column of a long one:
-    `rollout_rows`, `rollout_columns`.
+    Raises: InputError: no such layers; no exact weights.
 
-    The time is that of a product of dense matrices a layer.
+    It takes a product of dense matrices for each layer; for long texts take `rollout_rows` or
+    `rollout_columns`.
     """
     layers, queries, keys, sizes = chosen_layers_with_warning("rollout", trace, kind)
     residual = real_number("rollout", "residual", residual)
@@ -111,9 +111,9 @@ def rollout_rows(
     exact: bool | None = None,
     residual: float = 0.5,
 ) -> Rollout:
-    """Some rows of the rollout: what these positions of the last layer hold of the input.
+    """Return some rows of the rollout: the shares of the input in positions of the last layer.
 
-    Takes what `rollout` takes, and the positions. One product with a transposed matrix a layer.
+    Takes the arguments of `rollout`, and the positions. One transposed product for each layer.
 
     Returns: values (rows, keys) and rest (rows,).
     """
@@ -143,16 +143,16 @@ def rollout_columns(
     exact: bool | None = None,
     residual: float = 0.5,
 ) -> Rollout:
-    """Some columns of the rollout: where these positions of the input went.
+    """Return some columns of the rollout: the shares of some input positions in all outputs.
 
-    Takes what `rollout` takes, and the positions. One product a layer.
+    Takes the arguments of `rollout`, and the positions. One product for each layer.
 
     Returns: values (queries, columns) and rest (queries,).
     """
     layers, queries, keys, sizes = chosen_layers_with_warning("rollout_columns", trace, kind)
     residual = real_number("rollout", "residual", residual)
     wanted = places_of("rollout", "position", positions, sizes[keys])
-    # The last column is what each position holds in all.
+    # The last column is the total of each position.
     held: dict[str, NDArray[np.floating]] = {
         name: np.zeros((size, len(wanted) + 1), np.float32) for name, size in sizes.items()
     }
@@ -168,10 +168,10 @@ def rollout_columns(
 
 
 def chosen_layers(trace: TraceData, kind: str | None) -> Through:
-    """The layers of a kind, the sequences at both ends, and the lengths of all that take part.
+    """Return the layers of a kind, the sequences at both ends, and the lengths of all on the way.
 
-    Raises: InputError: there are none; layers that may have cut what they read into other parts, or
-    two sequences that look at each other.
+    Raises: InputError: no such layers; layers whose parts may differ, or two sequences that attend
+    to each other.
     """
     trace = trace_of("rollout", trace)
     if kind is None and trace.layers:
@@ -182,7 +182,7 @@ def chosen_layers(trace: TraceData, kind: str | None) -> Through:
     if ending is None:
         there = ", ".join(sorted({layer.kind for layer in trace.layers})) or "no layer at all"
         raise InputError(f"rollout: the trace has no {kind} layer; it has {there}.")
-    # A model of text and images has layers of one kind for both: those that lead to the end.
+    # A model of text and images has layers of one kind for both: take those that lead to the end.
     reached, layers = {ending.queries_from}, list[TraceLayer]()
     for layer in reversed(trace.layers):
         if layer.queries_from in reached and kind in ("cross", layer.kind):
@@ -190,34 +190,36 @@ def chosen_layers(trace: TraceData, kind: str | None) -> Through:
             layers.insert(0, layer)
     sizes: dict[str, int] = {}
     for layer in layers:
-        own, other = layer.queries_from, layer.keys_from
-        sizes[own], sizes[other] = layer.shape[1:]
-        over = [x.name for x in layers if other in (x.queries_from, x.keys_from)]
-        if len(over) > 1 and "parts" in trace.positions.get(other, {}):
+        queries, keys = layer.queries_from, layer.keys_from
+        sizes[queries], sizes[keys] = layer.shape[1:]
+        over = [x.name for x in layers if keys in (x.queries_from, x.keys_from)]
+        if len(over) > 1 and "parts" in trace.positions.get(keys, {}):
             raise InputError(
-                f"{len(over)} layers read {other} in parts, as windows of an image, and nothing "
-                f"says that they cut it alike: {over[0]} ... {over[-1]}. Trace one of them alone, "
-                f"by layers=[{over[0]!r}]."
+                f"{len(over)} layers read {keys} in parts, such as windows of an image, and their "
+                f"parts may differ: {over[0]} ... {over[-1]}. Trace one of them alone, by "
+                f"layers=[{over[0]!r}]."
             )
-        if own != other and any((x.keys_from, x.queries_from) == (own, other) for x in layers):
+        if queries != keys and any(
+            (x.keys_from, x.queries_from) == (queries, keys) for x in layers
+        ):
             raise InputError(
-                f"Layers look from {own} at {other}, and back: nothing says which is updated "
-                'first. Trace some of them alone, by layers=, or take kind="encoder".'
+                f"Layers attend from {queries} to {keys}, and back: the order of their updates is "
+                'unknown. Trace some of them alone, by layers=, or take kind="encoder".'
             )
     return Through(layers, ending.queries_from, ending.keys_from, sizes)
 
 
 def chosen_layers_with_warning(operation: str, trace: TraceData, kind: str | None) -> Through:
-    """The chosen layers, with a warning of those that are passed over."""
+    """Return the chosen layers, with a warning of skipped ones."""
     if (left := passed_over(trace, kind)) is not None:
         warnings.warn(f"{operation}: {left}", stacklevel=3)
     return chosen_layers(trace, kind)
 
 
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
-    """What a rollout or a flow leaves out, in words; None: nothing that is known.
+    """Return a sentence about the layers that a rollout or a flow skips; None: no known one.
 
-    Layers that are not in the trace, and those over other sequences: of all kinds if none is asked.
+    Layers that are not in the trace, or over other sequences: of all kinds if `kind` is None.
     """
     layers, queries, *_ = chosen_layers(trace, kind)
     left = [layer for layer in trace.layers if layer not in layers]

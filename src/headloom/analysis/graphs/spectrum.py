@@ -1,4 +1,4 @@
-"""Spectra of the weights: how many directions each head uses, and where a walk along them stays."""
+"""Spectra of the weights: effective ranks of heads, and PageRank."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from headloom.errors import InputError
 from headloom.mechanism import spectra
 from headloom.mechanism.graph import AttentionGraph
 
-#: Positions up to which a head's matrix is formed and all its singular values are found: 3 s a head
-#: there, 0.05 s of 512 positions.
+#: Positions up to which all singular values of a head's matrix are computed: 3 s a head there,
+#: 0.05 s at 512 positions.
 DENSE = 2048
 
 
 def effective_rank(source: Source) -> Tensor:
-    """How many directions each head's weights use, from all singular values.
+    """Return the effective rank of each head's weights, from all singular values.
 
         exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j
 
-    Args: source: all weights; or the kept edges: then it is that of their matrix.
+    Args: source: all weights, or the kept edges (then of their matrix).
     Returns: (heads,); 0 for a head without weights.
     Raises: InputError: more than 2,048 positions, where all singular values take too long.
     Source: Roy and Vetterli 2007.
 
     >>> import headloom
-    >>> tokens = torch.eye(4)[None] * 99                      # everyone looks at itself
+    >>> tokens = torch.eye(4)[None] * 99                      # each token attends to itself
     >>> effective_rank(headloom.AttentionMatrix(tokens, tokens)).round(decimals=4)
     tensor([4.])
     """
@@ -40,7 +40,7 @@ def effective_rank(source: Source) -> Tensor:
 
 
 def energy_rank(source: Source) -> Tensor:
-    """How many directions each head's weights use, by energy: `effective_rank` of s_i^2.
+    """Return the effective rank by energy of each head's weights: `effective_rank` of s_i^2.
 
     It is the exponential of the von Neumann entropy of P P^T / |P|^2.
 
@@ -53,7 +53,7 @@ def energy_rank(source: Source) -> Tensor:
 
 
 def _singular_values(operation: str, source: Source) -> Tensor:
-    """Those of each head's matrix, (heads, the shorter side), float64."""
+    """Return the singular values of each head's matrix, (heads, the shorter side), float64."""
     heads, queries, keys = source.shape
     if max(queries, keys) > DENSE:
         raise InputError(
@@ -73,32 +73,32 @@ def _singular_values(operation: str, source: Source) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PageRank:
-    """heads: (heads, positions); mean: of the mean over heads, (positions,); each sums to 1."""
+    """PageRanks. heads: (heads, positions); mean: of the mean, (positions,); each sums to 1."""
 
     heads: Tensor
     mean: Tensor
 
 
 def pagerank(source: Source, *, damping: float = 0.85, tolerance: float = 1e-6) -> PageRank:
-    """The PageRank of every head, and of their mean.
+    """Return the PageRank of every head, and of their mean.
 
         r = d P^T r + (1 - d) / n,    P the weights, each row divided by its sum
 
-    A walker at query i goes on to key j with the probability d P_ij, or else to any position. A row
-    without mass leads everywhere alike. From kept edges, rows are those of the kept edges.
+    A walker at query i moves to key j with the probability d P_ij, otherwise to any position. A row
+    without mass leads to all positions equally. With kept edges only, rows are of these.
 
-    Found by steps of this equation, each of which brings r nearer by the factor d at least.
+    Computed by iterating this equation; each step reduces the error at least by the factor d.
 
     Args:
-        source: all weights, or the kept edges, of a sequence that looks at itself.
-        damping: d, how often the walker follows the weights; 0 to less than 1.
-        tolerance: the error, summed over positions, at most, but for what float32 rounds.
+        source: all weights, or the kept edges, of self-attention.
+        damping: d, the probability to follow the weights; 0 to less than 1.
+        tolerance: largest error, summed over positions, except for the rounding of float32.
 
-    Raises: ShapeError: there are not as many keys as queries.
+    Raises: ShapeError: the numbers of keys and queries differ.
     Source: Page et al. 1999.
 
     >>> import headloom
-    >>> ahead = torch.tensor([[[0.0, 99.0], [0.0, 99.0]]])       # both look at position 1
+    >>> ahead = torch.tensor([[[0.0, 99.0], [0.0, 99.0]]])       # both attend to position 1
     >>> _, graph = headloom.attend(ahead, torch.eye(2)[None], ahead, scale=1.0)
     >>> pagerank(graph, damping=0.5).mean.round(decimals=4)      # r_0 = (1 - 0.5) / 2
     tensor([0.2500, 0.7500])
@@ -121,14 +121,14 @@ def pagerank(source: Source, *, damping: float = 0.85, tolerance: float = 1e-6) 
         sums = torch.cat((sums, sums.mean(0, keepdim=True)))
 
         def moved(along: Tensor) -> Tensor:
-            # Each head carries its own vector and that of the mean.
+            # Each head has its own vector and the mean's.
             vectors = torch.stack((along[:-1], along[-1:].expand(heads, -1)), -1)
             products = (matrix.T @ vectors.to(matrix.queries)).double()
             return torch.cat((products[..., 0], products[..., 1].mean(0, keepdim=True)))
 
     blind = sums <= 0
     ranks = torch.full_like(sums, 1 / max(length, 1))
-    # Each step divides the error, 2 at most, by 1 / d at least: so many suffice.
+    # The error is 2 at most, and each step multiplies it by d at most.
     most = math.ceil(math.log(tolerance / 2) / math.log(damping)) if damping > 0 else 1
     for _ in range(most if length else 0):
         before = ranks

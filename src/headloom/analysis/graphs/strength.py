@@ -1,7 +1,7 @@
-"""Who is looked at, and who looks back: in-strength, heavy hitters, reciprocity, connected parts.
+"""In-strength, heavy hitters, reciprocity and connected components of attention.
 
-Rows are queries, columns keys. Each takes all weights of a layer, or its kept edges; then it is of
-these, and `headloom.analysis.weights.left_out` says what they lack.
+Rows are queries, columns keys. Each function takes all weights of a layer, or its kept edges, whose
+missing mass is `headloom.analysis.weights.left_out`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from headloom.mechanism.graph import AttentionGraph
 
 
 def check_square(operation: str, source: Source) -> None:
-    """Refuse weights between two sequences, and such as are no numbers."""
+    """Raise an error for weights between two sequences, and for NaN."""
     _, queries, keys = source.shape
     if queries != keys:
         raise ShapeError(
-            f"{operation}: {queries} queries and {keys} keys; expected as many keys as queries, of "
-            "a sequence that looks at itself."
+            f"{operation}: {queries} queries and {keys} keys; expected as many keys as queries, as "
+            "in self-attention."
         )
     check_numbers(source, operation)
 
 
 def received(source: Source) -> Tensor:
-    """What each key receives from all queries: its in-strength, the column sums.
+    """Return the in-strength of each key: the column sums, over all queries.
 
         r_j = sum_i w_ij
 
-    Of a graph that holds it (`headloom.attend(..., received=True)`) it is of all weights.
+    A graph with stored sums (`headloom.attend(..., received=True)`) gives these, of all weights.
 
     Returns: (heads, keys).
     Source: Barrat et al. 2004 (strength of a weighted graph); of keys, Zhang et al. 2023 (H2O).
@@ -56,28 +56,28 @@ def received(source: Source) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class HeavyHitters:
-    """The smallest set of keys that holds a share of all mass.
+    """Smallest set of keys that receives a share of all mass.
 
-    keys: (heads, keys), those who receive most first; the first `count`, (heads,), are the set.
+    keys: (heads, keys), by received mass, largest first; the first `count`, (heads,), are the set.
     """
 
     keys: Tensor
     count: Tensor
 
     def of(self, head: int) -> Tensor:
-        """The keys of a head's set, those who receive most first."""
+        """Return the keys of a head's set, by received mass, largest first."""
         return self.keys[head, : int(self.count[head])]
 
 
 def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False) -> HeavyHitters:
-    """The smallest set of keys that holds a share of all mass: what a cache of keys must keep.
+    """Return the smallest set of keys that receives a share of all mass.
 
     Args:
-        source: all weights, or the kept edges; then it is a share of what these hold.
+        source: all weights, or the kept edges; then a share of their mass.
         share: above 0, at most 1.
-        together: one set for all heads, by what a key receives from all of them.
+        together: whether to find one set for all heads, by the sum over heads.
 
-    Returns: for each head, or with `together` for the one row; no key where there is no mass.
+    Returns: a set for each head, or with `together` one row; no key if there is no mass.
     Source: Zhang et al. 2023 (H2O), section 3.
 
     >>> import headloom
@@ -87,32 +87,32 @@ def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False)
     tensor([0])
     """
     share = real_number("heavy_hitters", "share", share, above=True)
-    got = received(source).double()
-    got = got.sum(0, keepdim=True) if together else got
-    ordered = got.sort(dim=-1, descending=True, stable=True)
-    mass = got.sum(-1, keepdim=True)
-    # Rounding must not ask for one more key than there are.
+    mass_of_keys = received(source).double()
+    mass_of_keys = mass_of_keys.sum(0, keepdim=True) if together else mass_of_keys
+    ordered = mass_of_keys.sort(dim=-1, descending=True, stable=True)
+    mass = mass_of_keys.sum(-1, keepdim=True)
+    # Rounding must not require one more key than there are.
     count = (ordered.values.cumsum(-1) < share * mass * (1 - 1e-9)).sum(-1) + 1
-    count = torch.where(mass[:, 0] > 0, count.clamp(max=got.shape[-1]), 0)
+    count = torch.where(mass[:, 0] > 0, count.clamp(max=mass_of_keys.shape[-1]), 0)
     return HeavyHitters(ordered.indices, count)
 
 
 def reciprocity(source: Source) -> Tensor:
-    """How far looking is mutual, for each head.
+    """Return the reciprocity of each head's attention.
 
         <P, P^T> / |P|^2 = sum_ij p_ij p_ji / sum_ij p_ij^2
 
-    1 where P is symmetric, 0 where nobody looks back.
+    1: P is symmetric; 0: no attention is returned.
 
-    Args: source: of a sequence that looks at itself.
-    Returns: (heads,); 0 for a head without weights. A layer's is the mean over its heads.
-    Raises: ShapeError: there are not as many keys as queries.
+    Args: source: of self-attention.
+    Returns: (heads,); 0 for a head without weights. The mean over heads is the layer's.
+    Raises: ShapeError: the numbers of keys and queries differ.
     Source: Garlaschelli and Loffredo 2004; for weights, Squartini et al. 2013.
 
     >>> import headloom
-    >>> left = torch.tensor([[[9.0, 0.0], [9.0, 0.0]]])          # both look at position 0
+    >>> left = torch.tensor([[[9.0, 0.0], [9.0, 0.0]]])          # both attend to position 0
     >>> _, graph = headloom.attend(left, torch.eye(2)[None], left, scale=9.0)
-    >>> reciprocity(graph)                                       # 1 of 2: 0 looks back at itself
+    >>> reciprocity(graph)                                       # 1 of 2: 0 attends to itself
     tensor([0.5000])
     """
     check_square("reciprocity", source)
@@ -127,44 +127,44 @@ def reciprocity(source: Source) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """The connected parts of the edges of at least a certain weight.
+    """Connected components of the edges of at least a certain weight.
 
-    labels: (heads, positions), int: positions of a part have one number, from 0.
+    labels: (heads, positions), int: the number of each position's component, from 0.
     """
 
     labels: np.ndarray
 
     @property
     def count(self) -> np.ndarray:
-        """How many parts each head has, lone positions included, (heads,)."""
+        """Number of components of each head, single positions included, (heads,)."""
         return np.asarray(self.labels.max(1, initial=-1) + 1)
 
     @property
     def largest(self) -> np.ndarray:
-        """How many positions are in the largest part of each head, (heads,)."""
+        """Number of positions in the largest component of each head, (heads,)."""
         return np.array([np.bincount(row).max(initial=0) for row in self.labels])
 
 
 def components(
     source: Source, threshold: float = 0.1, *, strong: bool = False, together: bool = False
 ) -> Components:
-    """The connected components of each head's graph of edges with at least a certain weight.
+    """Return the connected components of each head's graph of edges above a threshold.
 
     Args:
-        source: all weights, or the kept edges, of a sequence that looks at itself. Of kept edges
-            none is missing where the threshold is above 1 / k.
-        threshold: above 0, at most 1. An edge to oneself connects nothing.
-        strong: whether a part's positions reach each other along the edges (strongly connected);
-            else the direction of edges does not matter (weakly).
-        together: one graph for all heads, with an edge where any head has one.
+        source: all weights, or the kept edges, of self-attention. No edge above the threshold is
+            missing from the kept ones if it is above 1 / k.
+        threshold: above 0, at most 1. An edge to itself connects nothing.
+        strong: whether the positions of a component reach each other along the edges (strongly
+            connected); otherwise the direction of edges is ignored (weakly connected).
+        together: whether to join all heads to one graph, with the edges of any head.
 
-    Raises: ShapeError: there are not as many keys as queries.
+    Raises: ShapeError: the numbers of keys and queries differ.
     Source: Tarjan 1972; by `scipy.sparse.csgraph.connected_components`.
 
     >>> import headloom
     >>> looks = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0]]])
     >>> _, graph = headloom.attend(looks, torch.eye(3)[None], looks, scale=1.0)
-    >>> components(graph, 0.5).labels.tolist()                   # 0 and 1 look at each other
+    >>> components(graph, 0.5).labels.tolist()                   # 0 and 1 attend to each other
     [[0, 0, 1]]
     """
     threshold = real_number("components", "threshold", threshold, above=True)

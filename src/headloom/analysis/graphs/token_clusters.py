@@ -1,18 +1,18 @@
-"""Spectral clustering: which positions look at each other more than at the others.
+"""Spectral clustering: groups of positions that attend to each other more than to others.
 
     W = (P + P^T) / 2,    d_i = sum_j W_ij,    A = D^-1/2 W D^-1/2
 
-Direction is given up: W_ij is what i and j give each other. Of clusters C_1 ... C_k the normalized
-cut is what leaves each of them, as a share of what it has:
+W_ij ignores direction: it is the mean weight between i and j. The normalized cut of clusters C_1
+... C_k is the mass that leaves each of them, as a share of its own mass:
 
     Ncut = sum_c cut(C_c) / vol(C_c)
     cut(C) = sum_{i in C, j not in C} W_ij,    vol(C) = sum_{i in C} d_i
 
-The eigenvectors of A of its k largest eigenvalues minimize it over all vectors, not only those that
-tell clusters, so that no partition has a smaller one than sum_c (1 - eigenvalue_c). Positions with
-like entries in D^-1/2 times these vectors become a cluster, by k-means.
+The eigenvectors of A of its k largest eigenvalues minimize it over all vectors, not only indicators
+of clusters, so that no partition has a smaller cut than sum_c (1 - eigenvalue_c). Positions with
+similar entries in D^-1/2 times these vectors become a cluster, by k-means.
 
-Everything is had from products with P and P^T, and P is never formed.
+All of this uses products with P and P^T; P is never formed.
 
 Source: Shi and Malik 2000 (the cut, and its relaxation); Satuluri and Parthasarathy 2011 (W of a
 directed graph).
@@ -37,13 +37,13 @@ from headloom.errors import InputError
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import whole_number
 
-#: Positions up to which A is formed and its eigenvalues are found directly.
+#: Positions up to which A is formed and its eigenvalues are computed directly.
 DENSE = 1024
-#: The most clusters where their number is not given, and where it is.
+#: Largest number of clusters if it is chosen automatically, and if it is given.
 MOST, MANY = 16, 64
-#: How far an eigenvalue may be off, and restarts of Lanczos's method at most.
+#: Tolerance of an eigenvalue, and largest number of restarts of Lanczos's method.
 TOLERANCE, RESTARTS = 1e-4, 25
-#: First centres that k-means tries, and steps from each.
+#: Initializations of k-means, and steps from each.
 STARTS, STEPS = 10, 30
 
 Floats = NDArray[np.float64]
@@ -52,11 +52,11 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class TokenClusters:
-    """The clusters of a layer, or of a head; numbered in the order of their first positions.
+    """Clusters of a layer, or of a head, numbered in the order of their first positions.
 
-    labels: (positions,): the cluster of each position; -1: one without any mass, or left out.
-    leaving: (clusters,): cut / vol, what leaves each cluster, as a share of what it has.
-    eigenvalues: 1 - those of A, from the smallest, one more than clusters where there is one.
+    labels: (positions,): the cluster of each position; -1: no mass, or left out.
+    leaving: (clusters,): cut / vol, the share of each cluster's mass that leaves it.
+    eigenvalues: 1 - the eigenvalues of A, smallest first, one more than clusters if possible.
     """
 
     labels: Labels
@@ -65,22 +65,22 @@ class TokenClusters:
 
     @property
     def number(self) -> int:
-        """How many clusters there are."""
+        """Number of clusters."""
         return len(self.leaving)
 
     @property
     def sizes(self) -> Labels:
-        """How many positions each has."""
+        """Number of positions of each cluster."""
         return np.bincount(self.labels[self.labels >= 0], minlength=self.number)
 
     @property
     def cut(self) -> float:
-        """The normalized cut."""
+        """Normalized cut."""
         return float(self.leaving.sum())
 
     @property
     def least(self) -> float:
-        """What no partition into so many clusters goes below."""
+        """Lower bound of the cut of any partition into as many clusters."""
         return float(self.eigenvalues[: self.number].sum())
 
 
@@ -95,21 +95,21 @@ def token_clusters(
     """Divide the positions of a layer into clusters whose attention stays among themselves.
 
     Args:
-        source: all weights, or the kept edges, of a sequence that looks at itself.
-        number: how many clusters, at most 64; None: from 2 to 16, where the step from one
-            eigenvalue to the next is largest (von Luxburg 2007).
-        head: of this head; None: of the mean over heads.
-        without: positions that are left out, with their edges; below 0: from the end. [0]
-            takes a sink at the first token away, which ties everything to itself.
-        seed: of the first vectors and centres.
+        source: all weights, or the kept edges, of self-attention.
+        number: of clusters, at most 64; None: from 2 to 16, at the largest gap between
+            eigenvalues (von Luxburg 2007).
+        head: number of a head; None: the mean over heads.
+        without: positions to leave out, with their edges; below 0: from the end. [0] removes a
+            sink at the first token, which would tie all tokens together.
+        seed: of the initial vectors and centres.
 
-    Raises: ShapeError: there are not as many keys as queries. InputError: a position is none, or
-    the eigenvalues were not found.
+    Raises: ShapeError: the numbers of keys and queries differ. InputError: no such position, or the
+    eigenvalues did not converge.
 
     >>> import torch, headloom
     >>> pairs = torch.eye(2).repeat_interleave(2, 0)[None] * 3       # 0 and 1, 2 and 3
-    >>> found = token_clusters(headloom.AttentionMatrix(pairs, pairs), 2)
-    >>> found.labels.tolist(), round(found.cut, 4)
+    >>> clusters = token_clusters(headloom.AttentionMatrix(pairs, pairs), 2)
+    >>> clusters.labels.tolist(), round(clusters.cut, 4)
     ([0, 0, 1, 1], 0.0034)
     """
     if number is not None:
@@ -126,10 +126,10 @@ def token_clusters(
         weights = source.head(head)
 
     def shared(vectors: Floats) -> Floats:
-        """``W x``, without the positions that are left out."""
+        """Return ``W x``, without the positions that are left out."""
         along = (chosen[:, None] * vectors).astype(np.float32)
-        given: Floats = chosen[:, None] * (weights @ along + weights.T @ along) / 2.0
-        return given
+        product: Floats = chosen[:, None] * (weights @ along + weights.T @ along) / 2.0
+        return product
 
     degrees = shared(np.ones((length, 1)))[:, 0].astype(np.float64).clip(min=0)
     there = np.flatnonzero(degrees > 0)
@@ -140,11 +140,11 @@ def token_clusters(
     size, scale = len(there), 1 / np.sqrt(degrees[there])[:, None]
 
     def product(vectors: Floats) -> Floats:
-        """``A x``."""
+        """Return ``A x``."""
         spread = np.zeros((length, vectors.size // size))
         spread[there] = scale * vectors.reshape(size, -1)
-        found: Floats = scale * shared(spread)[there]
-        return found
+        result: Floats = scale * shared(spread)[there]
+        return result
 
     leading = min(wanted + 1, size)
     if size <= max(DENSE, 2 * leading):
@@ -175,10 +175,10 @@ def token_clusters(
 
 
 def _k_means(places: Floats, number: int, seed: int) -> Labels:
-    """The cluster of each position by its place, the best of several starts, numbered in order."""
+    """Return each position's cluster by k-means, the best of several runs, numbered in order."""
     random, tries = np.random.default_rng(seed), []
     for _ in range(STARTS):
-        with warnings.catch_warnings(action="ignore"):  # that a cluster is empty
+        with warnings.catch_warnings(action="ignore"):  # of empty clusters
             centres, labels = kmeans2(places, number, iter=STEPS, minit="++", seed=random)
         tries.append((float(np.square(places - centres[labels]).sum()), labels.tolist()))
     # The first position of a cluster gives it its number.

@@ -1,1 +1,1 @@
-"""What each head is for: patterns, measures beside chance, roles."""
+"""Roles of heads: patterns, measures compared with chance, roles."""

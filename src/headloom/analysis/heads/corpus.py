@@ -1,14 +1,13 @@
-"""One layer over many texts: what each text says of every head, and all of them together.
+"""One layer over many texts: exemplars, spreads and words of every head.
 
-    exemplar     the strongest edge of a head in a text; texts are ordered by it. A query that may
-                 look at one key alone, as the first of a causal text, has none: its weight is 1
-                 whatever the head does
-    spread       the head's scores, one for each text: the same numbers as `trace.heads()`, but for
-                 "partner", which takes too long, and "sink", which needs the other layers
-    words        sum over texts of what the keys that spell a word receive, and how often it stands
+    exemplar     the strongest edge of a head in a text; texts are ordered by it. A query with one
+                 visible key, such as the first of a causal text, has none: its weight is always 1
+    spread       the head's scores, one for each text: the same as in `trace.heads()`, except
+                 "partner", which is slow, and "sink", which needs the other layers
+    words        attention received by each word over all texts, and the number of its keys
 
-An edge to a sink - the first token, or one that ends or parts texts - says little, and nearly every
-head has one: so all but the scores is known twice, with sinks and without.
+Nearly every head has edges to sinks (the first token, or one that ends or separates texts), which
+tell little: so exemplars and words are computed twice, with and without sinks.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from headloom.mechanism.graph import AttentionGraph
 
 #: Bins of a spread.
 BINS = 40
-#: Measures that are exact of kept edges too.
+#: Measures that are exact for kept edges too.
 _ALWAYS_EXACT = ("entropy", "broad")
 #: Quantiles of a spread.
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -37,7 +36,7 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 @dataclass(frozen=True)
 class Exemplar:
-    """The strongest edge of a head in a text, by its number: query looks at key."""
+    """Strongest edge of a head in a text, given by its number."""
 
     text: int
     query: int
@@ -48,11 +47,11 @@ class Exemplar:
 
 @dataclass(frozen=True)
 class Spread:
-    """A measure of a head over texts.
+    """Distribution of a head's measure over texts.
 
-    values, mean: how many texts have it, and their mean. quantiles: as QUANTILES. bounds: in how
-    many of them it is of kept edges alone. counts: texts in BINS equal bins from low to high.
-    lowest, highest: the texts, by number.
+    values, mean: number of texts with it, and their mean. quantiles: of QUANTILES. bounds: number
+    of texts with kept edges only. counts: of texts in BINS equal bins from low to high. lowest,
+    highest: numbers of the texts.
     """
 
     values: int
@@ -68,8 +67,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Word:
-    """A word that keys spell. share: of the weight of all rows; count: how often it is a key;
-    mean: what one such key receives from all queries of its text.
+    """Word spelled by keys.
+
+    share: of the weight of all rows; count: number of such keys; mean: attention received by one
+    of them from all queries of its text.
     """
 
     word: str
@@ -79,9 +80,9 @@ class Word:
 
 
 class CorpusLayer:
-    """The heads of one layer over texts that are added one after the other.
+    """Heads of one layer over texts that are added one by one.
 
-    name, heads: of the layer, which every trace must have. number: its place in each trace.
+    name, heads: of the layer, the same in every trace. number: its place in each trace.
     """
 
     def __init__(self, trace: TraceData, number: int) -> None:
@@ -89,30 +90,30 @@ class CorpusLayer:
         self.number, self.name, self.heads = number, layer.name, layer.heads
         self.texts: list[int] = []
         self.rows = 0
-        #: Whether edges were left out somewhere, so that words receive at least what is said.
+        #: Whether edges were left out, so that the words' shares are lower bounds.
         self.bounds = False
         self._scores: list[np.ndarray] = []  # by text (measures, heads)
-        self._kept: list[bool] = []  # by text, whether it is of the kept edges
-        # With sinks and without: by text (heads, 4), query key weight score; by word what each head
-        # gives it, and how often it stands.
+        self._kept: list[bool] = []  # by text, whether it has kept edges only
+        # With and without sinks: by text (heads, 4), query key weight score; by word its mass in
+        # each head, and its count.
         self._best: dict[bool, list[np.ndarray]] = {True: [], False: []}
         self._received: dict[bool, dict[str, np.ndarray]] = {True: {}, False: {}}
         self._counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
 
     def fits(self, trace: TraceData) -> bool:
-        """Whether a trace has the layer."""
+        """Return whether a trace has the layer."""
         layers = [(layer.name, layer.heads) for layer in trace.layers]
         return (self.name, self.heads) in layers[self.number : self.number + 1]
 
     def add(self, text: int, trace: TraceData) -> None:
-        """Add a text, by its number, of a trace that fits.
+        """Add a text with its number and its trace, which has the layer.
 
         Raises: DataError: it cannot be read.
         """
         layer = trace.layers[self.number]
         special = special_keys(trace, layer.keys_from)
         weights = LayerWeights(layer, patterns=head_patterns(layer, special))
-        # All measures but one, which takes longer than all others together.
+        # All measures except one, which takes longer than all others together.
         scores, graph = layer_scores(weights, without=("partner",)), weights.graph
         none = torch.full((self.heads,), torch.nan, dtype=torch.float64)
         columns = [scores[name].score if name in scores else none for name in MEASURES]
@@ -134,7 +135,7 @@ class CorpusLayer:
         self.texts.append(text)
 
     def exemplars(self, head: int, *, sinks: bool, most: int = 20) -> list[Exemplar]:
-        """The texts with the strongest edges of a head, strongest first; of equals the first."""
+        """Return the strongest edges of a head, one for each text, strongest first."""
         if not self.texts:
             return []
         table = np.stack([of_text[head] for of_text in self._best[sinks]])
@@ -146,7 +147,7 @@ class CorpusLayer:
         ]
 
     def spreads(self, head: int) -> dict[str, Spread]:
-        """Each measure of a head over the texts that have it."""
+        """Return each measure of a head over the texts that have it."""
         spreads: dict[str, Spread] = {}
         for place, name in enumerate(MEASURES):
             values = np.array([scores[place, head] for scores in self._scores], np.float64)
@@ -154,7 +155,7 @@ class CorpusLayer:
             if not len(there):
                 continue
             known = values[there]
-            # Shares of a row go from 0 to 1; others as far as they go.
+            # Shares of a row range from 0 to 1; other measures from their minimum to their maximum.
             low, high = min(0.0, float(known.min())), max(1.0, float(known.max()))
             counts, _ = np.histogram(known, BINS, (low, high))
             spreads[name] = Spread(
@@ -171,7 +172,7 @@ class CorpusLayer:
         return spreads
 
     def words(self, head: int, *, sinks: bool, most: int = 25) -> list[Word]:
-        """The words that a head looks at most, by their share of all its weight."""
+        """Return the words with the largest share of a head's weight."""
         totals = {word: float(part[head]) for word, part in self._received[sinks].items()}
         words = sorted(totals, key=lambda word: -totals[word])[:most]
         counts = self._counts[sinks]
@@ -183,13 +184,14 @@ class CorpusLayer:
 
 
 def _strongest(graph: AttentionGraph, hidden: Tensor) -> np.ndarray:
-    """The strongest kept edge of every head to a key that is not hidden, of queries with several
-    keys, (heads, 4); query -1: there is none. Of equal weights, as of 1, that of the higher score.
+    """Return the strongest edge of every head to a key that is not hidden, (heads, 4).
+
+    Of queries with several keys; query -1: no edge. Of equal weights, the one of the higher score.
     """
     heads, queries, kept = graph.keys.shape
-    found = np.full((heads, 4), -1.0)
+    edges = np.full((heads, 4), -1.0)
     if not queries * kept:
-        return found
+        return edges
     out = graph.keys < 0
     out |= hidden[graph.keys.clamp(min=0)]
     out |= (graph.count < 2)[..., None]
@@ -199,14 +201,14 @@ def _strongest(graph: AttentionGraph, hidden: Tensor) -> np.ndarray:
     place = scores.masked_fill(weights < most, -torch.inf).argmax(1)
     at = place[:, None]
     there = most[:, 0] >= 0
-    found[:, 0] = torch.where(there, place // kept, -1).numpy()
-    found[:, 1] = graph.keys.flatten(1).gather(1, at)[:, 0].numpy()
-    found[:, 2], found[:, 3] = most[:, 0].numpy(), scores.gather(1, at)[:, 0].numpy()
-    return found
+    edges[:, 0] = torch.where(there, place // kept, -1).numpy()
+    edges[:, 1] = graph.keys.flatten(1).gather(1, at)[:, 0].numpy()
+    edges[:, 2], edges[:, 3] = most[:, 0].numpy(), scores.gather(1, at)[:, 0].numpy()
+    return edges
 
 
 def _received(weights: LayerWeights) -> Tensor:
-    """What each key receives, (heads, keys): of all weights where these, or it, are known."""
+    """Return the attention received by each key, (heads, keys): of all weights, if known."""
     graph, source = weights.graph, weights.weights
     if graph.received is not None:
         return graph.received

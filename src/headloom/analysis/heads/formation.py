@@ -1,4 +1,4 @@
-"""When heads become what they are: their scores on the probe of a run, snapshot by snapshot."""
+"""Formation of heads: their scores on the probe of a run, snapshot by snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headloom.formats.history import History, Snapshot
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
 from headloom.mechanism.shapes import chosen
 
-#: Which sequences the layers of an encoder-decoder take their queries and keys from.
+#: Sequences of queries and keys in the layers of an encoder-decoder.
 _TWO = {
     "encoder": ("source", "source"),
     "decoder": ("target", "target"),
@@ -25,11 +25,10 @@ _TWO = {
 
 @dataclass(frozen=True)
 class Moment:
-    """A measure of every head at one step.
+    """Measure of every head at one step.
 
-    loss: of the step, where it is known.
-    scores: by (layer, head), both from 0; NaN where the measure does not apply, or weights are no
-    numbers.
+    loss: of the step, if known.
+    scores: by (layer, head), both from 0; NaN: the measure does not apply, or weights are NaN.
     """
 
     step: int
@@ -38,13 +37,13 @@ class Moment:
 
 
 def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
-    """The probe of a snapshot as a trace, without queries and keys."""
+    """Return the probe of a snapshot as a trace, without queries and keys."""
     counts: Counter[str] = Counter()
     two = any(layer.kind == "cross" for layer in snapshot.layers)
     sequences: dict[str, list[str]] = {}
 
     def name_of(tokens: list[str]) -> str:
-        # The first sequence is "tokens", others tell their length.
+        # The first sequence is "tokens", the names of others contain their length.
         name = "tokens"
         while sequences.setdefault(name, tokens) != tokens:
             name = f"tokens-{len(tokens)}" if name == "tokens" else f"{name}'"
@@ -77,11 +76,11 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
 
 
 def formation(history: History, measure: str) -> list[Moment]:
-    """A measure of every head along a training, on the fixed input that its history keeps.
+    """Return a measure of every head during training, on the fixed input of its history.
 
     Args:
         history: of a run.
-        measure: one of `headloom.analysis.heads.measures.HEAD_MEASURES`.
+        measure: name in `headloom.analysis.heads.measures.HEAD_MEASURES`.
 
     Raises: InputError: no such measure, or a history without snapshots.
     """

@@ -1,18 +1,18 @@
-"""The weights of a layer, some rows at a time; their masses on patterns; and sinks.
+"""Weights of a layer in blocks of rows; their masses on patterns; and sinks.
 
-Sinks are tokens at which heads all over the model look, whatever the query: the first one, and
-others that say little ("the", "of", a full stop). What a head puts on key j from afar, beside what
-an even row would put there,
+Sinks are tokens to which heads of all layers attend from any query: the first one, and others with
+little meaning ("the", "of", a full stop). The mean weight of a head on key j from distant rows,
+compared with a uniform row,
 
-    a_j = mean of w_ij over the rows i that may look at j, |i - j| > REACH
+    a_j = mean of w_ij over the rows i that see j, |i - j| > REACH
     e_j = mean of 1 / n_i over the same rows
 
-is large where (a_j - e_j) / (1 - e_j) is EFFECT or more. A key is a sink for the heads of a layer
-where it is large for SHARE of all heads of the *other* layers or more, two at least: the heads that
-are held against chance have no part in choosing the keys.
+is large if (a_j - e_j) / (1 - e_j) is EFFECT or more. A key is a sink for the heads of a layer if
+it is large for SHARE of all heads of the *other* layers or more, two at least: so the heads that
+are compared with chance do not influence the choice of keys.
 
 Source: Xiao et al. 2024 (attention sinks); Sun et al. 2024, sections 2 and 4 (massive activations);
-Gu et al. 2025, section 3 (a_j of a head against a threshold, here lower, and beside chance).
+Gu et al. 2025, section 3 (a_j of a head with a threshold; here it is lower, and beyond chance).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from headloom.analysis.weights import (
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.graph import AttentionGraph
 
-#: Cells that are looked at at once: 8 MiB of float32, which stay near the processor.
+#: Cells of a block: 8 MiB of float32, which fit into the processor's cache.
 CELLS = 2**21
-#: Tokens on either side that are local; sinks are looked at from farther away.
+#: Distance of local tokens; attention to sinks comes from farther away.
 REACH = 4
-#: Of what chance leaves, the least that a head puts on a sink; of the other layers' heads, the
-#: least share; and the least rows that are far, since what two rows look at may be meant for them.
+#: Smallest effect of a head on a sink beyond chance; smallest share of the other layers' heads; and
+#: smallest number of distant rows, since two rows may share a key for other reasons.
 EFFECT, SHARE, ROWS = 0.1, 0.1, 3
 
 
@@ -51,10 +51,10 @@ EFFECT, SHARE, ROWS = 0.1, 0.1, 3
 class RowSums:
     """Sums over the weights of a layer, float64.
 
-    squares    ``sum_j w_ij^2``: one over it is the row's effective number of keys; (heads, queries)
+    squares    ``sum_j w_ij^2``: its inverse is the effective number of keys; (heads, queries)
     distance   ``sum_j w_ij |i - j|``, in tokens, (heads, queries)
-    far        what each key receives from rows that are not near, (heads, keys)
-    masses     by pattern what each row has on its keys, (heads, queries)
+    far        attention received by each key from distant rows, (heads, keys)
+    masses     by pattern, the mass of each row on its keys, (heads, queries)
     """
 
     squares: Tensor
@@ -64,12 +64,12 @@ class RowSums:
 
 
 class LayerWeights:
-    """The weights of a layer, row by row: all of them, or the kept edges.
+    """Weights of a layer, row by row: all of them, or the kept edges.
 
     Args:
         layer: of a trace.
         exact: see `headloom.analysis.weights.weights_of`.
-        patterns: by name; what each row has on them is taken in the one pass over the weights.
+        patterns: by name; their masses are computed in one pass over the weights.
 
     source: "exact", "rounded" or "kept".
 
@@ -90,36 +90,36 @@ class LayerWeights:
 
     @cached_property
     def visible(self) -> VisibleKeys:
-        """The keys that each row may look at."""
+        """Visible keys of each row."""
         return visible_keys(self.layer)
 
     @property
     def broken(self) -> Tensor:
-        """Which heads have a row of weights that are no numbers (NaN), (heads,)."""
+        """Whether each head has a row of NaN weights, (heads,)."""
         return self.graph.lse.isnan().any(-1)
 
     @cached_property
     def row_mass(self) -> Tensor:
-        """The mass of a row on all its keys: 1, less what a sink takes where that is known."""
+        """Mass of a row on all its keys: 1, less the sink's mass if it is known."""
         looks = (self.graph.count > 0).double()
         terms = self.layer.terms
         if terms is not None and terms.sinks is not None:
             return mass_on_keys(self.graph, terms.sinks)
         if self.source == "exact" and isinstance(self.weights, AttentionGraph):
             return looks - self.graph.rest.double().clamp(0, 1)
-        # Rows of half precision that were given may sum to some hundredths more.
+        # Rows in half precision may sum to some hundredths more.
         whole = self.graph.weights.sum(-1, dtype=torch.float64) + self.graph.rest.double()
         return looks * whole.clamp(min=1)
 
     @cached_property
     def left_out(self) -> tuple[Tensor, Tensor]:
-        """Each row's mass on edges that were not kept, and the most that one of them weighs."""
+        """Mass of each row on edges that were not kept, and upper bound of one such edge."""
         masses = self.row_mass
         return left_out(self.graph, masses), largest_left_out(self.graph, masses)
 
     @cached_property
     def largest(self) -> Tensor:
-        """The largest weight of each row, (heads, queries)."""
+        """Largest weight of each row, (heads, queries)."""
         if not self.graph.k:
             return self.row_mass
         kept = self.graph.keys[..., 0] >= 0
@@ -127,22 +127,22 @@ class LayerWeights:
 
     @cached_property
     def rest(self) -> Tensor:
-        """The mean mass of a row on keys that no measure sees, (heads,): 0 of all weights."""
+        """Mean mass of a row on keys that were not kept, (heads,): 0 for all weights."""
         if self.source != "kept":
             return torch.zeros(self.layer.heads, dtype=torch.float64)
         return self.left_out[0].sum(-1) / (self.graph.count > 0).sum(-1).clamp(min=1)
 
     @cached_property
     def counts(self) -> Tensor:
-        """How many keys each row may look at, (heads, queries)."""
+        """Number of visible keys of each row, (heads, queries)."""
         if self.layer.terms is not None or not keeps_all(self.graph):
             return self.graph.count.long()
-        # Weights that were given say how many are not 0.
+        # In traces from arrays of weights, count is the number of weights above 0.
         return self.visible.sizes(None).expand(self.graph.count.shape)
 
     @cached_property
     def sums(self) -> RowSums:
-        """What is known after one pass over the weights."""
+        """Sums from one pass over the weights."""
         heads, queries, keys = self.layer.shape
         squares = torch.zeros(heads, queries, dtype=torch.float64)
         masses = torch.zeros(1 + len(self.patterns), heads, queries, dtype=torch.float64)
@@ -165,14 +165,14 @@ class LayerWeights:
                 start = first + max(offset, 0)
                 far[:, start : start + near.shape[1]] -= near
         if isinstance(self.weights, AttentionGraph):
-            # As much as it can be, so that chance is not taken to vary less than it does.
+            # The upper bound, so that the variance of chance is not underestimated.
             mass, largest = self.left_out
             squares += mass * largest
         of_patterns = dict(zip(self.patterns, masses[1:], strict=True))
         return RowSums(squares, masses[0], far, of_patterns)
 
     def mass_on(self, keys: Sequence[int]) -> Tensor:
-        """What each row has on the same few keys, (heads, queries)."""
+        """Return the mass of each row on the same few keys, (heads, queries)."""
         if isinstance(self.weights, AttentionGraph):
             inside = torch.isin(self.graph.keys, torch.tensor(keys, dtype=self.graph.keys.dtype))
             return (self.graph.weights * inside).sum(-1, dtype=torch.float64)
@@ -183,7 +183,7 @@ class LayerWeights:
         return mass
 
     def partners(self) -> Tensor:
-        """``sum_(j != i) w_ij w_ji`` of each row; for a sequence that looks at itself."""
+        """Return ``sum_(j != i) w_ij w_ji`` of each row, in self-attention."""
         if isinstance(self.weights, AttentionGraph):
             back = []
             for head in range(self.layer.heads):
@@ -195,9 +195,9 @@ class LayerWeights:
         return both.clamp(min=0)
 
     def tiles(self) -> Iterator[tuple[range, Tensor, Tensor]]:
-        """Some rows at a time: weights (heads, rows, places), and their keys.
+        """Yield blocks of rows: weights (heads, rows, places), and their keys.
 
-        The keys are (places,), the same for all; or those of kept edges, of their weights' shape.
+        The keys are (places,), the same for all rows; or of kept edges, of their weights' shape.
         """
         heads, queries, _ = self.layer.shape
         first, end = self.visible.first, self.visible.end
@@ -217,7 +217,7 @@ class LayerWeights:
             start = stop
 
     def cells(self, rows: range, keys: range) -> Tensor:
-        """All weights of some rows on some keys, (heads, rows, keys)."""
+        """Return all weights of some rows on some keys, (heads, rows, keys)."""
         matrix, terms = self.weights, self.layer.terms
         assert not isinstance(matrix, AttentionGraph) and terms is not None
         part, inside = slice(rows.start, rows.stop), slice(keys.start, keys.stop)
@@ -225,7 +225,7 @@ class LayerWeights:
         if added or self.layer.softcap is not None:
             return matrix[:, part, inside]
         queries, lse = matrix.queries[:, part] * self.layer.scale, matrix.lse[:, part]
-        # A row that sees nothing has lse = -inf and weights 0. Heads of one head of keys together.
+        # A row without visible keys has lse = -inf and weights 0. Heads are grouped by key head.
         less, groups = (-lse).masked_fill(lse == -torch.inf, -torch.inf), len(matrix.keys)
         weights = torch.baddbmm(
             less.reshape(groups, -1, 1),
@@ -233,27 +233,26 @@ class LayerWeights:
             matrix.keys[:, inside].mT,
         ).view(self.layer.heads, len(rows), len(keys))
         hidden = ~self.visible.cells(rows, keys)
-        # Of a causal layer the last columns only.
+        # In a causal layer, the last columns only.
         for column in hidden.any(-2).flatten().nonzero()[:1, 0].tolist():
             weights[..., column:].masked_fill_(hidden[..., column:], -torch.inf)
         return weights.exp_()
 
 
 def one_sequence(layer: TraceLayer) -> bool:
-    """Whether a sequence looks at itself."""
+    """Return whether a layer is self-attention."""
     return layer.queries_from == layer.keys_from and layer.shape[1] == layer.shape[2]
 
 
 def reach_of(layer: TraceLayer) -> int:
-    """Tokens on either side that are near; between two sequences none is."""
+    """Return the distance of near tokens; -1 between two sequences."""
     return REACH if one_sequence(layer) else -1
 
 
 def _sums_of(weights: Tensor, factors: Sequence[Tensor]) -> Tensor:
-    """``sum_j w_ij f_ij`` for each factor, (factors, heads, rows), float64.
+    """Return ``sum_j w_ij f_ij`` for each factor, (factors, heads, rows), float64.
 
-    factors: (rows, places), which are taken in one product; (heads, rows, places), or the same
-    for all rows.
+    factors: (rows, places), computed in one product; or (heads, rows or 1, places).
     """
     sums = torch.zeros(len(factors), *weights.shape[:2], dtype=torch.float64)
     shared = [place for place, factor in enumerate(factors) if factor.ndim == 2]
@@ -271,14 +270,14 @@ def _sums_of(weights: Tensor, factors: Sequence[Tensor]) -> Tensor:
 def sink_keys(
     layers: Sequence[TraceLayer | LayerWeights], *, exact: bool | None = None
 ) -> list[list[int] | None]:
-    """The sinks of the heads of each layer, by the heads of the others.
+    """Return the sinks of each layer, found by the heads of the other layers.
 
     Args:
         layers: of a trace.
         exact: see `headloom.analysis.weights.weights_of`.
 
-    Returns: for each layer its places, in order; None where no other layer has the same queries
-    and keys.
+    Returns: for each layer its places, in order; None: no other layer has the same queries and
+    keys.
     Raises: InputError: `exact` is True, and a layer's weights are not known exactly.
 
     >>> import headloom
@@ -303,16 +302,16 @@ def sink_keys(
         large = [(looked_at(read[n]) >= EFFECT).sum(0) for n in members]
         heads = sum(read[n].layer.heads for n in members)
         together = torch.stack(large).sum(0)
-        for number, own in zip(members, large, strict=True):
+        for number, count in zip(members, large, strict=True):
             least = max(2.0, SHARE * (heads - read[number].layer.heads))
-            sinks[number] = (together - own >= least).nonzero().flatten().tolist()
+            sinks[number] = (together - count >= least).nonzero().flatten().tolist()
     return sinks
 
 
 def looked_at(weights: LayerWeights) -> Tensor:
-    """Return what each head puts on each key from afar, of what chance leaves, (heads, keys).
+    """Return the effect of each head on each key from distant rows, (heads, keys).
 
-    Minus infinity for a key that fewer than ROWS rows see from afar.
+    Minus infinity for a key visible to fewer than ROWS distant rows.
     """
     even = 1 / weights.counts.double().clamp(min=1)
     reach = reach_of(weights.layer)

@@ -1,8 +1,8 @@
-"""The measures of a head: how much of each row goes where.
+"""Measures of a head: the share of each row on sets of keys.
 
-Direction: row i is the query that looks, column j the key that is looked at. A score is the mean
-over the rows that have such a key, from 0 to 1, and comes with what shuffled weights would score
-(`headloom.analysis.heads.scores`). `HEAD_MEASURES` is the list; `layer_scores` measures a layer.
+Row i is a query, column j a key. A score is the mean over the rows that have such a key, from 0 to
+1, and comes with the score of shuffled weights (`headloom.analysis.heads.scores`). `HEAD_MEASURES`
+is the list; `layer_scores` measures a layer.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from headloom.analysis.heads.scores import HeadScores, on_partners, on_patterns,
 from headloom.formats.tokens import each_once, shown
 from headloom.formats.trace import TraceLayer
 
-#: Keys of a vertical pattern, at most.
+#: Maximal number of keys of a vertical pattern.
 STRIPES = 16
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a head is called in which a measure stands out, and how it is shown.
+    """Name and display of a head in which a measure stands out.
 
     title     "previous-token head"
-    phrase    what follows "Each token looks"
-    colours   on a light and on a dark ground
-    shape     whether it says the shape of a row only: a role of heads that have no other
+    phrase    the end of the sentence "Each token looks ..."
+    colours   on a light and on a dark background
+    shape     whether it describes the shape of a row only: for heads without another role
     """
 
     title: str
@@ -48,14 +48,14 @@ class Role:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of heads: a column of `trace.heads()`, an axis and a bar of the studio.
+    """Measure of heads: a column of `trace.heads()`, an axis and a bar of the studio.
 
     name           of the column, and of the role
-    title          what its number is
-    of             the pattern on which mass is measured, by the layer
-    role           None: it has no null distribution, so that it cannot be a role
-    one_sequence   whether it is of sequences that look at themselves
-    scores         of a measure that is no mass on a pattern
+    title          meaning of its number
+    of             returns the pattern of a layer whose mass is measured
+    role           None: it has no null distribution, so it cannot be a role
+    one_sequence   whether it applies to self-attention only
+    scores         computes a measure that is not the mass on a pattern
     """
 
     name: str
@@ -83,11 +83,11 @@ def _punctuation(layer: TraceLayer) -> Pattern:
 
 
 def _vertical(layer: TraceLayer) -> Pattern:
-    """The keys that stand most often among the three strongest of an odd row, on even rows.
+    """Return the keys most often among the three strongest of an odd row, for even rows.
 
-    Of a head, with more than an even row gives them: STRIPES, or a quarter of all; of equals the
-    first. So the even rows have no part in choosing them, and the choice is the same however few
-    edges of a row were kept, from three on.
+    For each head, with more than a uniform weight: STRIPES keys, or a quarter of all; of equals the
+    first. So the even rows do not influence the choice, which is the same for any number of kept
+    edges from three on.
     """
     graph = layer.graph
     heads, queries, keys = graph.shape
@@ -96,7 +96,7 @@ def _vertical(layer: TraceLayer) -> Pattern:
     strongest, even = graph.keys[..., :3], 1 / graph.count.clamp(min=1)
     counted = (strongest >= 0) & (graph.weights[..., :3] > even[..., None]) & odd[:, None]
     count.scatter_add_(1, strongest.clamp(min=0).flatten(1).long(), counted.double().flatten(1))
-    # Less than one, so that only equals are ordered by it.
+    # Less than one, so that it only orders equals.
     count -= torch.arange(keys) / (2 * max(keys, 1))
     places = count.topk(min(STRIPES, keys // 4), dim=-1).indices
     return HeadKeys(places, ~odd, keys)
@@ -108,7 +108,7 @@ def _breadth(weights: LayerWeights) -> HeadScores:
     return without_chance(weights, share, counts > 1)
 
 
-#: Every measure, in the order of the table; first those that can be a role.
+#: Every measure, in the order of the table; measures that can be a role come first.
 HEAD_MEASURES: tuple[Measure, ...] = (
     # mean over i >= 1 of w_(i, i-1). Clark et al. 2019, section 3.1; Voita et al. 2019.
     Measure(
@@ -125,8 +125,8 @@ HEAD_MEASURES: tuple[Measure, ...] = (
         "same", "weight on the token itself", _diagonals(0, 0),
         Role("same-token head", "at itself", ("#502d8c", "#9380ed")), True,
     ),
-    # mean of w_i0: where heads put what they have no use for. Xiao et al. 2024; Clark et al. 2019,
-    # section 3.2 ([CLS]).
+    # mean of w_i0: a sink for unused weight. Xiao et al. 2024; Clark et al. 2019, section 3.2
+    # ([CLS]).
     Measure(
         "first", "weight on the first token", _first,
         Role("first-token sink", "at the first token", ("#4b3c1a", "#7067a8")),
@@ -138,7 +138,7 @@ HEAD_MEASURES: tuple[Measure, ...] = (
         Role("sink head", "at the tokens that heads of all layers look at",
              ("#6c6c6c", "#b6c6bc")),
     ),
-    # mean of sum_(j in S) w_ij, S the special tokens that end or part texts, but for the first
+    # mean of sum_(j in S) w_ij, S the special tokens that end or separate texts, except the first
     # token. Clark et al. 2019, section 3.2.
     Measure(
         "separator", "weight on separators", _separators,
@@ -149,17 +149,17 @@ HEAD_MEASURES: tuple[Measure, ...] = (
         "punctuation", "weight on punctuation", _punctuation,
         Role("punctuation head", "at punctuation", ("#949165", "#7d7d7d")),
     ),
-    # mean of sum_(j: t_(j-1) = t_i, j != i + 1) w_ij, over the i that have such a j: a head that
-    # looks there can repeat what came next the last time. In a causal layer j <= i; the token right
-    # after the query follows the query itself. Olsson et al. 2022 ("prefix matching score").
+    # mean of sum_(j: t_(j-1) = t_i, j != i + 1) w_ij, over the i that have such a j: the head can
+    # repeat the token that followed last time. In a causal layer j <= i; the token right after the
+    # query follows the query itself. Olsson et al. 2022 ("prefix matching score").
     Measure(
         "induction", "weight on what followed earlier copies of the token",
         partial(Classes.of_tokens, shifted=True),
         Role("induction head", "at what followed earlier copies of itself",
              ("#4b8af4", "#83b5fe")),
     ),
-    # mean of sum_(j: t_j = t_i, j != i) w_ij, over the i whose token stands elsewhere too; between
-    # two sequences on all places of the other where it stands. Wang et al. 2022.
+    # mean of sum_(j: t_j = t_i, j != i) w_ij, over the i whose token occurs elsewhere too; between
+    # two sequences, on all its places in the other. Wang et al. 2022.
     Measure(
         "duplicate", "weight on copies of the token", partial(Classes.of_tokens, shifted=False),
         Role("duplicate-token head", "at copies of itself", ("#a86bcb", "#a977bc")),
@@ -169,22 +169,22 @@ HEAD_MEASURES: tuple[Measure, ...] = (
         "local", f"mass within {REACH} tokens", _diagonals(-REACH, REACH),
         Role("local head", "at its neighbours", ("#cd7c15", "#fee298")), True,
     ),
-    # mean of sum_(j != i) w_ij w_ji, where every token may look at every other. Reciprocity of a
-    # weighted graph, Squartini et al. 2013, here in its rows.
+    # mean of sum_(j != i) w_ij w_ji, without a mask. Reciprocity of a weighted graph, Squartini et
+    # al. 2013, here by rows.
     Measure(
         "partner", "weight that comes back", None,
         Role("mutual head", "at those that look back at it", ("#42759c", "#8cb2c7")), True,
         on_partners,
     ),
-    # mean over even i of sum_(j in S) w_ij, S few keys that are the same for every query: stripes
-    # down the matrix. Kovaleva et al. 2019, section 4.1.
+    # mean over even i of sum_(j in S) w_ij, S a few keys, the same for every query: stripes down
+    # the matrix. Kovaleva et al. 2019, section 4.1.
     Measure(
         "vertical", "weight on the keys that the other rows look at", _vertical,
         Role("vertical head", "at the same few keys, whatever it is", ("#86481c", "#bd835d"),
              shape=True),
     ),
-    # mean of e^(entropy_i) / n_i over the rows that may look at more than one key: 1 for a row that
-    # is uniform. The perplexity of the row; Clark et al. 2019, section 3.3 ("broad heads").
+    # mean of e^(entropy_i) / n_i over rows with more than one visible key: 1 for a uniform row. The
+    # perplexity of the row; Clark et al. 2019, section 3.3 ("broad heads").
     Measure("broad", "keys looked at, as if evenly, of those allowed", scores=_breadth),
     # mean of - sum_j w_ij log w_ij; always exact. Clark et al. 2019, section 3.3.
     Measure(
@@ -200,9 +200,9 @@ HEAD_MEASURES: tuple[Measure, ...] = (
 
 
 def head_patterns(layer: TraceLayer, special: Sequence[int] | None = None) -> dict[str, Pattern]:
-    """Return the sets of keys that measures of a layer's heads are mass on, but for the sinks.
+    """Return the patterns of a layer's measures, except the sinks.
 
-    special: which keys are separators; None: those with the names of some.
+    special: keys that are separators; None: by the names of tokens.
     """
     patterns = {
         measure.name: measure.of(layer)
@@ -220,12 +220,12 @@ def layer_scores(
     sinks: Sequence[int] | None = None,
     without: Collection[str] = (),
 ) -> dict[str, HeadScores]:
-    """The scores of a layer's heads on every measure that applies to it.
+    """Return the scores of a layer's heads on every measure that applies to it.
 
     Args:
         layer: of a trace; or its weights, read with the patterns of `head_patterns`.
-        sinks: which keys are sinks; None: it is not known, and that measure is left out.
-        without: measures that are left out, of those that are no mass on a pattern.
+        sinks: keys that are sinks; None: unknown, and that measure is left out.
+        without: measures to leave out, of those that are not the mass on a pattern.
 
     >>> import headloom
     >>> before = torch.tensor([[1., 0, 0], [1, 0, 0], [0, 1, 0]])

@@ -1,7 +1,7 @@
-"""Patterns: for each query, the set of keys that a role is about; and the keys it may look at.
+"""Patterns: for each query, the set of keys of a role; and the visible keys.
 
-Every role of a head is mass on such sets: the previous token is the diagonal one below the main
-one, the first token is one column, a duplicate token is the keys of the query's own class.
+Every role of a head is mass on such sets: the previous token is the diagonal below the main one,
+the first token is one column, a duplicate token is the keys of the query's own class.
 """
 
 from __future__ import annotations
@@ -19,49 +19,47 @@ from headloom.formats.trace import TraceLayer
 
 
 class Pattern(Protocol):
-    """A set of keys for each query."""
+    """Protocol of a set of keys for each query."""
 
     def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """Whether keys are in the sets of queries, (rows, keys) or (heads, rows, keys).
+        """Return whether keys are in the sets of queries, (rows, keys) or (heads, rows, keys).
 
         rows: numbers of queries, (rows, 1); keys: (keys,), or some of each, (heads, rows, keys).
         """
 
     def sizes(self, first: Tensor, end: Tensor) -> Tensor:
-        """How many of the keys first_i to end_i - 1 are in each set, (queries,) or with heads."""
+        """Return the number of keys first_i to end_i - 1 in each set, (queries,) or with heads."""
 
 
 @dataclass(frozen=True)
-class Diagonals:
-    """Query i: the keys i + lowest to i + highest."""
+class Diagonals(Pattern):
+    """Diagonals: the keys i + lowest to i + highest of query i."""
 
     lowest: int
     highest: int
 
     def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """See Pattern.contains."""
         return (keys - rows >= self.lowest) & (keys - rows <= self.highest)
 
     def sizes(self, first: Tensor, end: Tensor) -> Tensor:
-        """See Pattern.sizes."""
         i = torch.arange(len(first))
         last = torch.minimum(end, i + self.highest + 1)
         return (last - torch.maximum(first, i + self.lowest)).clamp(min=0)
 
 
 @dataclass(frozen=True, eq=False)
-class Classes:
-    """Query i: the keys of class ``of_queries[i]``, but for key i + without.
+class Classes(Pattern):
+    """Classes: the keys of class ``of_queries[i]`` for query i, except key i + without.
 
     of_queries, of_keys: class numbers (queries,) and (keys,); a negative one is in no set.
 
     >>> tokens = class_numbers(["a", "b", "a"])
-    >>> others = Classes(tokens, tokens, without=0)           # the other places of a token
+    >>> others = Classes(tokens, tokens, without=0)           # other places of a token
     >>> others.contains(torch.arange(3)[:, None], torch.arange(3))
     tensor([[False, False,  True],
             [False, False, False],
             [ True, False, False]])
-    >>> others.sizes(torch.zeros(3).long(), torch.arange(3) + 1)    # that may be looked at
+    >>> others.sizes(torch.zeros(3).long(), torch.arange(3) + 1)    # visible ones
     tensor([0, 0, 1])
     """
 
@@ -70,15 +68,13 @@ class Classes:
     without: int | None = None
 
     def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """See Pattern.contains."""
         wanted = self.of_queries[rows]
         inside = (self.of_keys[keys] == wanted) & (wanted >= 0)
         return inside if self.without is None else inside & (keys != rows + self.without)
 
     def sizes(self, first: Tensor, end: Tensor) -> Tensor:
-        """See Pattern.sizes."""
         length = len(self.of_keys)
-        # Keys by their class, and those of a class by their place.
+        # Keys sorted by class, then by place.
         places = (self.of_keys * (length + 1) + torch.arange(length)).sort().values
         wanted = self.of_queries * (length + 1)
         sizes = torch.searchsorted(places, wanted + end) - torch.searchsorted(
@@ -93,7 +89,7 @@ class Classes:
 
     @classmethod
     def of_keys_at(cls, layer: TraceLayer, at: Sequence[int]) -> Classes:
-        """The same keys for every query; places past the last key are left out."""
+        """Return the same keys for every query; places past the last key are left out."""
         _, queries, keys = layer.shape
         of_keys = torch.full((keys,), -1)
         of_keys[[place for place in at if place < keys]] = 0
@@ -101,7 +97,7 @@ class Classes:
 
     @classmethod
     def of_tokens(cls, layer: TraceLayer, *, shifted: bool) -> Classes:
-        """Queries by their token; keys by theirs, or by the token before them."""
+        """Return classes of queries by token, and of keys by token, or by the token before."""
         known: dict[str, int] = {}
         of_queries = class_numbers(layer.query_tokens, known)
         of_keys = class_numbers(layer.key_tokens, known)
@@ -112,11 +108,11 @@ class Classes:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadKeys:
-    """Query i of head h: the keys ``places[h]``, where ``rows[i]``.
+class HeadKeys(Pattern):
+    """Keys of each head: the keys ``places[h]`` for query i of head h, if ``rows[i]``.
 
-    places (heads, size): different keys of each head, of so many keys; rows (queries,): which
-    queries have a set, as `sizes` says; `contains` is the same for all rows, (heads, 1, keys).
+    places (heads, size): different keys of each head; keys: their total number; rows (queries,):
+    queries that have a set, used by `sizes`; `contains` ignores rows, (heads, 1, keys).
     """
 
     places: Tensor
@@ -124,7 +120,6 @@ class HeadKeys:
     keys: int
 
     def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """See Pattern.contains."""
         member = torch.zeros(len(self.places), self.keys, dtype=torch.bool)
         member.scatter_(1, self.places, True)
         if keys.ndim > 1:
@@ -132,7 +127,6 @@ class HeadKeys:
         return member[:, None, keys]
 
     def sizes(self, first: Tensor, end: Tensor) -> Tensor:
-        """See Pattern.sizes."""
         places = self.places[:, None]
         inside = (places >= first[:, None]) & (places < end[:, None])
         return inside.sum(-1) * self.rows
@@ -140,9 +134,10 @@ class HeadKeys:
 
 @dataclass(frozen=True, eq=False)
 class VisibleKeys:
-    """The keys that each query may look at: first_i to end_i - 1, of so many keys.
+    """Visible keys of each query: first_i to end_i - 1, of `keys` keys.
 
-    first, end: (queries,). shown: where not all of them, which; (heads or 1, queries, keys).
+    first, end: (queries,). shown: the visible ones among these; None: all; (heads or 1, queries,
+    keys).
     """
 
     first: Tensor
@@ -151,7 +146,7 @@ class VisibleKeys:
     shown: Tensor | None = None
 
     def cells(self, rows: range, keys: range) -> Tensor:
-        """Whether some rows may look at some keys, (heads or 1, rows, keys)."""
+        """Return the mask of some rows and keys, (heads or 1, rows, keys)."""
         part, j = slice(rows.start, rows.stop), torch.arange(keys.start, keys.stop)
         inside = (j >= self.first[part, None]) & (j < self.end[part, None])
         if self.shown is None:
@@ -159,7 +154,7 @@ class VisibleKeys:
         return inside & self.shown[:, part, keys.start : keys.stop]
 
     def sizes(self, pattern: Pattern | None) -> Tensor:
-        """How many keys of its set each row may look at, (heads or 1, queries); None: of all."""
+        """Return the number of visible keys in each row's set, (heads or 1, queries); None: all."""
         if self.shown is None:
             if pattern is None:
                 return (self.end - self.first)[None]
@@ -170,12 +165,12 @@ class VisibleKeys:
         return (pattern.contains(rows, torch.arange(self.keys)) & self.shown).sum(-1)
 
     def column_sums(self, values: Tensor, reach: int) -> Tensor:
-        """The sum of values (heads, queries) over the rows that see each key from farther away."""
+        """Return the sum of values (heads, queries) over the distant rows that see each key."""
         i = torch.arange(len(self.first))
         if self.shown is not None:
             far = (torch.arange(self.keys) - i[:, None]).abs() > reach
-            seen = (self.shown & far).to(values.dtype).expand(len(values), -1, -1)
-            return torch.einsum("hq,hqk->hk", values, seen)
+            distant = (self.shown & far).to(values.dtype).expand(len(values), -1, -1)
+            return torch.einsum("hq,hqk->hk", values, distant)
         steps = values.new_zeros(len(values), self.keys + 1)
         steps.index_add_(1, self.first, values).index_add_(1, self.end, -values)
         sums = steps.cumsum(1)[:, :-1]
@@ -186,12 +181,12 @@ class VisibleKeys:
 
 
 def visible_keys(layer: TraceLayer) -> VisibleKeys:
-    """Return the keys that each query of a layer may look at.
+    """Return the visible keys of each query of a layer.
 
-    Where the trace does not say, as of weights that were given without a mask, they are the keys
-    that some head of the layer looks at, if every edge was kept. Of one head that looks at one key
-    a row, which tells of no mask: all, or all up to the query where none looks ahead. Else all up
-    to the query where each row has as many, or all.
+    If the mask is unknown, as for weights without a mask, and every edge was kept, these are the
+    keys with weight in some head. With one head and one key for each row, which shows no mask: all
+    keys, or all up to the query if no row has a later key. Otherwise all up to the query if the
+    counts fit, or all.
     """
     graph, terms = layer.graph, layer.terms
     heads, queries, keys = graph.shape
@@ -222,9 +217,9 @@ def visible_keys(layer: TraceLayer) -> VisibleKeys:
 
 
 def class_numbers(tokens: Sequence[str], known: dict[str, int] | None = None) -> Tensor:
-    """A number for each token, equal ones alike.
+    """Return a number for each token, the same for equal tokens.
 
-    known: numbers given before, to which new ones are added.
+    known: earlier numbers, to which new ones are added.
 
     >>> class_numbers(["the", "dog", "the"])
     tensor([0, 1, 0])
@@ -233,7 +228,7 @@ def class_numbers(tokens: Sequence[str], known: dict[str, int] | None = None) ->
     return torch.tensor([known.setdefault(token, len(known)) for token in tokens]).long()
 
 
-#: Names of tokens that end or part texts.
+#: Names of tokens that end or separate texts.
 SEPARATORS = frozenset(
     (
         *("[SEP]", "</s>", "<end>", "<sep>", "<eos>", "<EOS>", "<|endoftext|>", "<|end_of_text|>"),
@@ -243,10 +238,10 @@ SEPARATORS = frozenset(
 
 
 def separators(tokens: Sequence[str], special: Sequence[bool] | None = None) -> list[int]:
-    """The places of special tokens that end or part texts, but for the first token.
+    """Return the places of special tokens that end or separate texts, except the first token.
 
-    special: whether each token is special to the tokenizer; None: those are, whose names are in
-    `SEPARATORS`. A mask, a filler and an unknown word are special, and part nothing.
+    special: whether each token is special to the tokenizer; None: tokens with a name in
+    `SEPARATORS`. Mask, padding and unknown tokens are special, but separate nothing.
 
     >>> separators(["[CLS]", "a", "[SEP]"])
     [2]
@@ -264,7 +259,7 @@ def separators(tokens: Sequence[str], special: Sequence[bool] | None = None) -> 
 
 
 def punctuation_marks(tokens: Sequence[str]) -> list[int]:
-    """The places of tokens that are punctuation and nothing else.
+    """Return the places of tokens that are punctuation only.
 
     >>> punctuation_marks(["a", ",", "\u2581.", "."])      # the mark of a word's start left out
     [1, 2, 3]

@@ -1,8 +1,7 @@
-"""Retrieval heads: which heads look at the needle in the haystack while it is copied.
+"""Retrieval heads: heads that attend to the needle in the haystack while it is copied.
 
-A fact, the needle, stands somewhere in a long text, and later the model writes it down. The head
-that fetches it is the one whose strongest edge, at the moment a token of the needle is written,
-leads to that very token in the needle.
+A fact, the needle, is somewhere in a long text, and the model repeats it later. A retrieval head's
+strongest edge, when a token of the needle is written, leads to that token in the needle.
 
 Source: Wu et al. 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality".
 """
@@ -25,9 +24,9 @@ from headloom.formats.trace import TraceData, TraceLayer
 
 @dataclass(frozen=True)
 class Needle:
-    """Where the needle stands, and where it is written again: tokens start to end - 1 of each.
+    """Places of the needle and of its copy, the answer: first tokens, and their length.
 
-    The answer's tokens are the needle's; token i of it is foretold by the query one before.
+    The answer has the needle's tokens; each is predicted by the query before it.
     """
 
     start: int
@@ -36,7 +35,7 @@ class Needle:
 
 
 def bare(token: str) -> str:
-    """A token without the marks of where words begin.
+    """Return a token without the markers of word starts.
 
     >>> [bare(token) for token in ("\u0120code", "\u2581code", "##ing", " is")]
     ['code', 'code', 'ing', 'is']
@@ -45,18 +44,18 @@ def bare(token: str) -> str:
 
 
 def find_needle(tokens: Sequence[str], text: str) -> Needle:
-    """Where a needle stands first, and where last.
+    """Return the first and the last place of a needle.
 
     Args:
-        tokens: of the whole text, the answer included.
+        tokens: of the whole text, with the answer.
         text: the needle, in whole tokens.
 
-    Raises: InputError: it does not stand there twice, or is split into tokens in two ways.
+    Raises: InputError: it does not occur twice, or is split into tokens in two ways.
 
     >>> find_needle("the code is 7 4 2 . what is it ? 7 4 2 .".split(), "7 4 2")
     Needle(start=3, answer=11, length=3)
     """
-    # Of a character that several tokens share, the first has it.
+    # A character shared by several tokens belongs to the first.
     bare_tokens = [bare(token) for token in each_once(shown(tokens))]
     sought = "".join(bare(word) for word in text.split())
     places = []
@@ -68,34 +67,34 @@ def find_needle(tokens: Sequence[str], text: str) -> Needle:
             places.append((start, end - start))
     if len(places) < 2 or places[-1][0] < sum(places[0]):
         raise InputError(
-            f"needle: {text!r} stands {len(places)} times among the tokens; expected it twice, "
-            "once to be found and once as the answer."
+            f"needle: {text!r} occurs {len(places)} times among the tokens; expected it twice, "
+            "once as the needle and once as the answer."
         )
     (start, length), (answer, again) = places[0], places[-1]
     if length != again:
         raise InputError(
-            f"needle: {text!r} is {length} tokens where it stands first and {again} in the answer. "
-            "Choose a part that is split alike."
+            f"needle: {text!r} is {length} tokens at its first place and {again} in the answer. "
+            "Choose a part that is split in the same way."
         )
     return Needle(start, answer, length)
 
 
 def retrieval_score(layer: TraceLayer, needle: Needle) -> Tensor:
-    """The share of the needle's tokens that each head copies, (heads,); exact.
+    """Return the share of the needle's tokens that each head copies, (heads,); exact.
 
         |g and k| / |k|
 
-    k: the tokens of the needle. g: those at whose writing the head's strongest edge leads to the
-    same token within the needle. Direction: the query stands one before the token it foretells.
+    k: the tokens of the needle. g: the tokens for which the head's strongest edge, from the query
+    before the written token, leads to the same token within the needle.
 
     Source: Wu et al. 2024, section 2.
 
     >>> import headloom
-    >>> tokens = ["x", "a", "b", "?", "a", "b"]               # "?" foretells a, a foretells b
+    >>> tokens = ["x", "a", "b", "?", "a", "b"]               # "?" predicts a, a predicts b
     >>> weights = torch.eye(6)
     >>> weights[3], weights[4] = torch.eye(6)[1], torch.eye(6)[0]
     >>> trace = headloom.from_weights(weights[None], tokens=tokens, mask=headloom.causal())
-    >>> retrieval_score(trace.layers[0], find_needle(tokens, "a b"))    # a is fetched, b is not
+    >>> retrieval_score(trace.layers[0], find_needle(tokens, "a b"))    # a is copied, b is not
     tensor([0.5000])
     """
     _check(layer, needle)
@@ -115,7 +114,7 @@ def retrieval_score(layer: TraceLayer, needle: Needle) -> Tensor:
 
 
 def needle_mass(layer: TraceLayer, needle: Needle) -> HeadScores:
-    """Mass on the needle's token while it is written, beside what chance would put there.
+    """Return the mass on the needle's token while it is written, compared with chance.
 
     mean over the answer's tokens t of sum_(j in needle: t_j = t) w_(t - 1, j)
     """
@@ -134,11 +133,11 @@ def needle_mass(layer: TraceLayer, needle: Needle) -> HeadScores:
 
 
 def _check(layer: TraceLayer, needle: Needle) -> None:
-    """Refuse a layer that does not hold the needle and its copy."""
+    """Raise an error for a layer without the needle and its copy."""
     if not one_sequence(layer):
         raise InputError(
-            f"retrieval: layer {layer.name} looks from one sequence at another; the needle and its "
-            "copy are of one."
+            f"retrieval: layer {layer.name} is cross-attention; the needle and its copy must be in "
+            "one sequence."
         )
     first, length = needle.start + needle.length, layer.shape[1]
     if not 0 <= needle.start < first <= needle.answer <= length - needle.length:
@@ -149,11 +148,11 @@ def _check(layer: TraceLayer, needle: Needle) -> None:
 
 
 def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
-    """Of each head of the layers in which the trace's sequence looks at itself.
+    """Return the retrieval scores of each self-attention head.
 
-    Returns: rows of layer, head, retrieval (`retrieval_score`), and of `needle_mass` the score,
-    what chance would score and how likely it is by chance at most, corrected for all these heads
-    (Holm 1979): needle, needle_chance, needle_p.
+    Returns: rows of layer, head, retrieval (`retrieval_score`), and of `needle_mass` the score, its
+    chance and the bound of its p-value, corrected for all these heads (Holm 1979): needle,
+    needle_chance, needle_p.
     """
     rows: list[dict[str, float]] = []
     ps = torch.zeros(0, dtype=torch.float64)

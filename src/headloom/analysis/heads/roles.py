@@ -1,17 +1,16 @@
-"""What each head is for: its strongest measure that chance does not explain.
+"""Role of each head: its strongest measure that chance does not explain.
 
-For every head and every measure, the score is held against what the head's own weights would
-score if each row were shuffled (`headloom.analysis.heads.scores`). A head has the role of the
-measure that
+For every head and every measure, the score is compared with the score of the head's own weights
+with each row shuffled (`headloom.analysis.heads.scores`). A head has the role of the measure that
 
-    is significant    p <= ALPHA after Holm's correction over all heads and measures asked about
-    is large          (score - chance) / (1 - chance) >= LEAST, a share of what chance leaves
-    says most         the largest divergence from the null, score log(score / chance) + ...
+    is significant    p <= ALPHA after Holm's correction over all heads and measures
+    is large          (score - chance) / (1 - chance) >= LEAST
+    is informative    the largest divergence from the null, score log(score / chance) + ...
 
-A head without one is "broad" where its rows effectively look at half of their keys or more. Which
-keys a "vertical" head looks at, its name does not say, so that this is the role of heads that have
-no other and are not broad; what is left is "mixed". A head with a row of weights that are not
-numbers (NaN) has no scores, and its role is called "no number".
+A head without one is "broad" if the effective number of keys of its rows is half of the visible
+keys or more. "vertical" does not name the keys, so it is the role of heads without another one that
+are not broad; all others are "mixed". A head with a row of NaN weights has no scores, and its role
+is "no number".
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ from headloom.formats.trace import TraceData, TraceLayer
 if TYPE_CHECKING:
     import pandas
 
-#: The measures that can be a role: those that chance has a distribution for.
+#: Measures that can be a role: the ones with a null distribution.
 ROLES = tuple(measure.name for measure in HEAD_MEASURES if measure.role)
 
 #: All measures, in the order of the table.
 MEASURES = tuple(measure.name for measure in HEAD_MEASURES)
 
-#: How likely one false role among all heads may be at most; the smallest effect that makes a role;
-#: and the breadth from which a head without a role is called broad.
+#: Largest probability of one false role among all heads; smallest effect of a role; and smallest
+#: breadth of a broad head.
 ALPHA, LEAST, BROAD = 0.01, 0.2, 0.5
 
-#: Of each of ROLES, whether it is only the shape of a row.
+#: Whether each of ROLES describes the shape of a row only.
 _SHAPES = [bool(measure.role.shape) for measure in HEAD_MEASURES if measure.role]
 
-#: Where scores come from, the most exact first.
+#: Sources of scores, the most exact first.
 SOURCES = ("exact", "rounded", "kept")
 
-#: The role of a head with weights that are not numbers.
+#: Role of a head with NaN weights.
 NO_NUMBER = "no number"
 
-#: What every role is called and how it is shown, in the order of a legend.
+#: Name and display of every role, in the order of a legend.
 ROLE_WORDS = {measure.name: measure.role for measure in HEAD_MEASURES if measure.role} | {
     "broad": Role("broad head", "almost everywhere", ("#b1572f", "#bba891")),
     "mixed": Role("mixed head", "at several keys"),
@@ -62,20 +61,20 @@ ROLE_WORDS = {measure.name: measure.role for measure in HEAD_MEASURES if measure
 
 @dataclass(frozen=True)
 class HeadRole:
-    """A head, its role, and all that it scores.
+    """Head, its role, and all its scores.
 
-    layer     the place of its layer in the trace, from 0; name and kind are the layer's
+    layer     place of its layer in the trace, from 0; name and kind are the layer's
     head      from 0
-    role      of ROLES, or "broad", "mixed" or "no number"
-    score     of the role's measure, or None without one; and beside it what shuffled weights
-    chance    score, their mean
-    chance_sd and their standard deviation,
-    z         how many of these the score is above the mean,
-    p         and at most how likely it is by chance, corrected for all heads and measures
-    source    "exact"; "rounded": exact but for stored half precision; "kept": of the kept edges
-    rest      the mean mass of a row on keys that were not kept; 0 where source is not "kept"
-    scores    each of MEASURES; NaN where it does not apply
-    chances, chance_sds   of each of ROLES
+    role      in ROLES, or "broad", "mixed" or "no number"
+    score     of the role's measure, or None without one
+    chance    mean score of shuffled weights
+    chance_sd standard deviation of their score
+    z         standard deviations between score and chance
+    p         upper bound of the p-value, corrected for all heads and measures
+    source    "exact"; "rounded": exact except for stored half precision; "kept": of kept edges
+    rest      mean mass of a row on keys that were not kept; 0 unless source is "kept"
+    scores    of MEASURES; NaN if a measure does not apply
+    chances, chance_sds   of ROLES
     """
 
     layer: int
@@ -98,10 +97,10 @@ class HeadRole:
 def head_roles(
     traces: TraceData | Iterable[TraceData], *, exact: bool | None = None
 ) -> list[HeadRole]:
-    """The role of every head.
+    """Return the role of every head.
 
     Args:
-        traces: one, or several of the same model, whose rows are put together.
+        traces: one, or several of the same model, whose rows are pooled.
         exact: see `headloom.analysis.weights.weights_of`.
 
     Returns: a HeadRole for each head, in the order of the trace.
@@ -146,7 +145,7 @@ def head_roles(
 
 @dataclass(eq=False)
 class _Layer:
-    """A layer of the first text, and the scores of its heads over all texts."""
+    """Layer of the first text, and the scores of its heads over all texts."""
 
     of: TraceLayer
     scores: dict[str, HeadScores] = field(default_factory=dict)
@@ -155,7 +154,7 @@ class _Layer:
     source: str = "exact"
 
     def column(self, quantity: str, names: Sequence[str]) -> Tensor:
-        """A quantity of some measures, (heads, measures); NaN where a measure does not apply."""
+        """Return a quantity of some measures, (heads, measures); NaN: it does not apply."""
         none = torch.full((self.of.heads,), torch.nan, dtype=torch.float64)
         columns = [
             getattr(self.scores[name], quantity) if name in self.scores else none for name in names
@@ -165,20 +164,20 @@ class _Layer:
 
 
 def _roles(number: int, layer: _Layer, p: Tensor) -> Iterator[HeadRole]:
-    """The roles of a layer's heads; p: (heads, ROLES), corrected."""
+    """Yield the roles of a layer's heads; p: (heads, ROLES), corrected."""
     names = ("score", "chance", "chance_sd", "z")
     columns = {name: layer.column(name, ROLES) for name in names} | {"p": p}
     scores, broad = layer.column("score", MEASURES), layer.column("score", ["broad"])[:, 0] >= BROAD
     shape, information = torch.tensor(_SHAPES), layer.column("information", ROLES)
     able = (p <= ALPHA) & (layer.column("effect", ROLES) >= LEAST) & ~(broad[:, None] & shape)
-    # Of equals, as where the first token is the only sink, the first of the table; and the shape
-    # of a row after all others.
+    # Of equals, for example if the first token is the only sink, take the first of the table; and
+    # the shape of a row last.
     rank = information.where(able, -torch.inf).masked_fill(able & shape, -1.0)
     best = rank >= rank.amax(-1, keepdim=True) - 1e-6
     rest, broken = torch.stack(layer.rests).mean(0), torch.as_tensor(layer.broken)
     for head, place in enumerate(best.int().argmax(-1).tolist()):
-        role, has_one = "broad" if broad[head] else "mixed", bool(able[head].any())
-        if has_one:
+        role, has_role = "broad" if broad[head] else "mixed", bool(able[head].any())
+        if has_role:
             role = ROLES[place]
         yield HeadRole(
             layer=number,
@@ -186,7 +185,7 @@ def _roles(number: int, layer: _Layer, p: Tensor) -> Iterator[HeadRole]:
             kind=layer.of.kind,
             head=head,
             role=NO_NUMBER if broken[head] else role,
-            **{name: float(x[head, place]) if has_one else None for name, x in columns.items()},
+            **{name: float(x[head, place]) if has_role else None for name, x in columns.items()},
             source=layer.source,
             rest=float(rest[head]),
             scores=dict(zip(MEASURES, scores[head].tolist(), strict=True)),
@@ -196,7 +195,7 @@ def _roles(number: int, layer: _Layer, p: Tensor) -> Iterator[HeadRole]:
 
 
 def special_keys(trace: TraceData, sequence: str) -> list[int]:
-    """The places of a sequence's separators, by what the trace says of its tokens."""
+    """Return the places of a sequence's separators, by its special tokens in the trace."""
     special = trace.positions.get(sequence, {}).get("special")
     return separators(trace.sequences[sequence], special)
 
@@ -204,7 +203,7 @@ def special_keys(trace: TraceData, sequence: str) -> list[int]:
 def heads(
     traces: TraceData | Iterable[TraceData], *, exact: bool | None = None
 ) -> pandas.DataFrame:
-    """The roles of all heads as a table, one row a head. Takes what `head_roles` takes.
+    """Return the roles of all heads as a table, a row for each head; see `head_roles`.
 
     Columns: layer, head, role; score, chance, chance_sd, z, p of the role's measure; each of
     MEASURES; rest, source, kind and name of the layer.

@@ -1,10 +1,9 @@
-"""The scores of a layer's heads, beside what chance alone would score.
+"""Scores of a layer's heads, compared with chance.
 
-Chance: each row's weights dealt out anew among the keys it may see. A row keeps its weights, so its
-entropy, its largest weight and its sum of squares stay as they are; only which key gets which
-weight is drawn, every order alike, each row on its own. Under this null the mass on a set of keys
-has a mean and a variance in closed form, and a tail that can be bounded without assuming any
-distribution.
+Chance: each row's weights are shuffled among its visible keys. A row keeps its weights, so its
+entropy, its largest weight and its sum of squares are unchanged; only their assignment to keys is
+random, uniform over orders and independent between rows. Under this null hypothesis the mass on a
+set of keys has a mean and a variance in closed form, and a tail bound without further assumptions.
 """
 
 from __future__ import annotations
@@ -18,22 +17,23 @@ from torch import Tensor
 from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.patterns import Pattern
 
-#: Rates of exponential bounds, 1/2 to 256: twofold steps lose a sixth of an exponent at most.
+#: Rates of exponential bounds, 1/2 to 256: doubling steps lose at most a sixth of an exponent.
 RATES = 2.0 ** torch.arange(-1, 9, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """The scores of all heads of a layer on one measure; sums over rows, so that texts add up.
+    """Scores of all heads of a layer on one measure; sums over rows, so that texts can be added.
 
-    rows             (heads,): how many rows count: those that have a key of the pattern at all
-    total            (heads,): sum of the rows; of kept edges, where these are all there is
-    chance_total     (heads,): what shuffled weights of the same entropy add up to in the mean
-    chance_variance  (heads,): and its variance; NaN for a measure without a null distribution
-    tail_variance    (heads,): the part of it that bounds how far a sum may stray, for `p`
-    cap              (heads,): how far above its mean one shuffled row can be; infinite where
-                     rows are not independent of each other
-    log_mean         (rates, heads): log of the mean of e^(rate total) of shuffled weights, or more
+    rows             (heads,): number of rows with a key of the pattern
+    total            (heads,): sum over these rows; of kept edges, if there are no others
+    chance_total     (heads,): mean of that sum for shuffled weights
+    chance_variance  (heads,): its variance; NaN for a measure without a null distribution
+    tail_variance    (heads,): the part of the variance used by the tail bound, for `p`
+    cap              (heads,): largest excess of one shuffled row over its mean; infinite if rows
+                     are not independent
+    log_mean         (rates, heads): log of the mean of e^(rate total) of shuffled weights, or an
+                     upper bound
     """
 
     rows: Tensor
@@ -46,31 +46,31 @@ class HeadScores:
 
     @property
     def score(self) -> Tensor:
-        """The mean over rows, (heads,); NaN where no row has a key of the pattern."""
+        """Mean over rows, (heads,); NaN if no row has a key of the pattern."""
         return self.total / self.rows
 
     @property
     def chance(self) -> Tensor:
-        """The mean score of shuffled weights, (heads,)."""
+        """Mean score of shuffled weights, (heads,)."""
         return self.chance_total / self.rows
 
     @property
     def chance_sd(self) -> Tensor:
-        """The standard deviation of the score of shuffled weights, (heads,)."""
+        """Standard deviation of the score of shuffled weights, (heads,)."""
         return self.chance_variance.sqrt() / self.rows
 
     @property
     def z(self) -> Tensor:
-        """Standard deviations between the score and the null's mean; 0 where nothing varies."""
+        """Standard deviations between the score and the null's mean; 0 if nothing varies."""
         apart, sd = self.total - self.chance_total, self.chance_variance.sqrt()
         z = torch.where(sd > 1e-9, apart / sd.clamp(min=1e-9), 0.0)
         return torch.where(self.chance_variance.isnan() | (self.rows == 0), torch.nan, z)
 
     @property
     def p(self) -> Tensor:
-        """A bound of the chance that shuffled weights score as much; NaN without a null.
+        """Upper bound of the p-value; NaN without a null distribution.
 
-        The smaller one of two bounds, both of which hold.
+        The smaller of two valid bounds.
         """
         by_variance = bennett(self.total - self.chance_total, self.tail_variance, self.cap)
         bound = torch.minimum(by_variance, chernoff(self.total, self.log_mean))
@@ -78,24 +78,24 @@ class HeadScores:
 
     @property
     def effect(self) -> Tensor:
-        """The score as a share of what chance leaves: (score - chance) / (1 - chance), (heads,)."""
+        """Effect size: (score - chance) / (1 - chance), (heads,)."""
         return (self.score - self.chance) / (1 - self.chance).clamp(min=1e-12)
 
     @property
     def information(self) -> Tensor:
-        """How much more the pattern says than chance, in nats a row, (heads,).
+        """Information of the score beyond chance, in nats for each row, (heads,).
 
             s log(s / e) + (1 - s) log((1 - s) / (1 - e))
 
-        the divergence of a score s from the null's mean e, 0 where s is below it. A score on a few
-        keys says more than the same score on many.
+        the divergence of a score s from the null's mean e, 0 if s is below it. A score on a few
+        keys has more information than the same score on many.
         """
         s, e = self.score.clamp(0, 1), self.chance.clamp(1e-12, 1 - 1e-12)
         divergence = torch.xlogy(s, s / e) + torch.xlogy(1 - s, (1 - s) / (1 - e))
         return torch.where(s.isnan(), torch.nan, torch.where(s > e, divergence, 0.0))
 
     def __add__(self, other: HeadScores) -> HeadScores:
-        """The scores over the rows of both, as of two texts."""
+        """Return the scores over the rows of both, for two texts."""
         names = [field.name for field in fields(self)]
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return HeadScores(**sums | {"cap": torch.maximum(self.cap, other.cap)})
@@ -104,7 +104,7 @@ class HeadScores:
 def on_patterns(
     weights: LayerWeights, patterns: Mapping[str, Pattern], masses: Mapping[str, Tensor]
 ) -> dict[str, HeadScores]:
-    """The mean mass of the rows of each head on each pattern, over the rows with a key of it."""
+    """Return the mean mass of each head on each pattern, over the rows with a key of it."""
     known = torch.where(weights.graph.keys >= 0, weights.graph.weights, -1)
     row = known, *weights.left_out, weights.counts
     up, down = log_means(*row, 1), log_means(*row, -1)
@@ -131,14 +131,14 @@ def on_patterns(
 
 
 def on_partners(weights: LayerWeights) -> HeadScores:
-    """How much each token is looked back at, of heads whose rows see all keys; else no row."""
+    """Return the mass of mutual attention, for heads without a mask; otherwise no rows."""
     heads, queries, keys = weights.layer.shape
     no = torch.zeros(heads, dtype=torch.float64)
     none = torch.full((len(RATES), heads), torch.inf, dtype=torch.float64)
     if not bool((weights.counts == keys).all()):
         return HeadScores(no, no, no, no, no, no, none)
     mean, variance, of_terms = partner_moments(weights.sums.squares)
-    # A pair counts twice, and is at most the product of the two largest weights of all.
+    # A pair counts twice, and is at most the product of the two largest weights.
     cap = 2 * weights.largest.topk(min(2, queries), dim=-1).values.prod(-1)
     total = weights.partners().sum(-1)
     return HeadScores(no + queries, total, no + mean, variance, of_terms, cap, none)
@@ -147,7 +147,7 @@ def on_partners(weights: LayerWeights) -> HeadScores:
 def without_chance(
     weights: LayerWeights, value: Tensor, counted: Tensor | None = None
 ) -> HeadScores:
-    """The mean of a number of each row, over the rows that count; random weights have none."""
+    """Return the mean of a number of each row, without a null distribution."""
     counted = weights.graph.count > 0 if counted is None else counted
     total, rows = torch.where(counted, value.double(), 0).sum(-1), counted.sum(-1).double()
     none = torch.full_like(total, torch.nan)
@@ -158,7 +158,7 @@ def without_chance(
 def set_moments(
     sizes: Tensor, counts: Tensor, squares: Tensor, mass: Tensor | float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the mass that a shuffled row puts on a set of its keys.
+    """Return mean and variance of a shuffled row's mass on a set of its keys.
 
         mean     = M m / n
         variance = m (n - m) / (n^2 (n - 1)) (n sum_j w_j^2 - M^2)
@@ -167,12 +167,12 @@ def set_moments(
     replacement.
 
     Args:
-        sizes: m, how many of the keys are in the set.
-        counts: n, how many keys the row may look at.
-        squares: the row's sum of squares; one over it is its effective number of keys.
-        mass: M; 1 but for a sink.
+        sizes: m, the number of keys in the set.
+        counts: n, the number of visible keys.
+        squares: the row's sum of squares; its inverse is the effective number of keys.
+        mass: M; 1 without a sink.
 
-    Returns: mean and variance, of the common shape; 0 where n = 0.
+    Returns: mean and variance, of the common shape; 0 if n = 0.
     Source: Cochran 1977, theorems 2.1 and 2.2.
     """
     m, n = sizes.double(), counts.double()
@@ -184,11 +184,11 @@ def set_moments(
 
 
 def partner_moments(squares: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Mean and variance of ``sum_i sum_(j != i) w_ij w_ji`` when every row is shuffled.
+    """Return mean and variance of ``sum_i sum_(j != i) w_ij w_ji`` for shuffled rows.
 
-    Of n rows that may look at n keys each. A shuffled weight has the mean 1 / n; with q_i = sum_j
-    w_ij^2, that of its square is q_i / n, and c_i = (1 - q_i) / (n (n - 1)) that of the product of
-    two of its row:
+    For n rows with n visible keys each. A shuffled weight has the mean 1 / n; with q_i = sum_j
+    w_ij^2, its square has the mean q_i / n, and the product of two weights of a row the mean c_i =
+    (1 - q_i) / (n (n - 1)):
 
         mean     = (n - 1) / n
         variance = 4 / n^2 sum_(i<j) (q_i q_j - 1 / n^2)
@@ -197,7 +197,7 @@ def partner_moments(squares: Tensor) -> tuple[float, Tensor, Tensor]:
     The second part is negative: pairs that share a row are negatively associated.
 
     Args: squares: q, (heads, n).
-    Returns: mean, variance, and its first part, which a bound of the tail takes; (heads,).
+    Returns: mean, variance, and its first part, for a tail bound; (heads,).
     """
     n, q = max(squares.shape[-1], 1), squares.double()
     pairs = (q.sum(-1).square() - q.square().sum(-1)) / 2
@@ -208,19 +208,19 @@ def partner_moments(squares: Tensor) -> tuple[float, Tensor, Tensor]:
 
 
 def bennett(excess: Tensor, variance: Tensor, cap: Tensor) -> Tensor:
-    """A bound of the chance that a sum exceeds its mean by so much.
+    """Return Bennett's bound of the probability that a sum exceeds its mean by `excess`.
 
         P(S - E S >= t) <= exp(-V / b^2 h(b t / V)),  h(u) = (1 + u) log(1 + u) - u
 
-    Holds for any terms that are independent, or negatively associated as parts of one shuffled row
-    are, and at most b above their mean; nothing has to be normal. The true p-value is smaller.
+    Holds for terms that are independent, or negatively associated (as in one shuffled row), and at
+    most b above their mean; they need not be normal. The true p-value is smaller.
 
     Args:
         excess: t.
         variance: V, the sum of the terms' variances.
-        cap: b, how far one term can be above its mean.
+        cap: b, the largest excess of one term over its mean.
 
-    Returns: at most 1; 1 where nothing can vary.
+    Returns: at most 1; 1 if nothing varies.
     Source: Bennett 1962; Boucheron, Lugosi, Massart 2013, theorem 2.9; for negatively associated
     terms Joag-Dev and Proschan 1983, Dubhashi and Ranjan 1998.
     """
@@ -232,17 +232,17 @@ def bennett(excess: Tensor, variance: Tensor, cap: Tensor) -> Tensor:
 
 
 def log_means(weights: Tensor, left: Tensor, largest: Tensor, counts: Tensor, sign: int) -> Tensor:
-    """Of a key drawn at random from a row, the log of the mean exponential of its weight.
+    """Return the log of the mean exponential of the weight of a row's random key.
 
         K(a) = log (1 / n sum_j e^(a w_j)),  a = sign * RATES
 
-    Of weights that are not known only their sum and a bound of each is; as the exponential is
-    convex, K is largest where as many of them as can be are at the bound and the others are 0.
+    For unknown weights only their sum and an upper bound of each are known; as the exponential is
+    convex, K is largest if as many as possible of them equal the bound and the others are 0.
 
     Args:
-        weights: those that are known, (..., k); minus 1 where the row has no more.
+        weights: the known ones, (..., k); minus 1: no weight.
         left: sum of the others, (...,).
-        largest: the most that one of the others weighs, (...,).
+        largest: upper bound of each of the others, (...,).
         counts: n, (...,).
         sign: 1 or -1.
 
@@ -250,7 +250,7 @@ def log_means(weights: Tensor, left: Tensor, largest: Tensor, counts: Tensor, si
     """
     known, n = weights >= 0, counts.double()
     w, others = weights.double(), n - known.sum(-1)
-    # As many at the bound as there are; where rounding asks for more, all share what is left.
+    # As many as possible equal the bound; if rounding requires more, all share the rest.
     most = torch.maximum(largest.double(), left.double() / others.clamp(min=1)) * (others > 0)
     full = torch.where(most > 0, left.double() / most.clamp(min=1e-300), 0.0)
     powers = torch.where(known, (w * sign / 2).exp(), 0.0)
@@ -269,12 +269,12 @@ def log_means(weights: Tensor, left: Tensor, largest: Tensor, counts: Tensor, si
 def set_log_means(
     sizes: Tensor, counts: Tensor, mass: Tensor | float, up: Tensor, down: Tensor
 ) -> Tensor:
-    """A bound of the log of the mean exponential of the mass that a shuffled row puts on a set.
+    """Return a bound of the log of the mean exponential of a shuffled row's mass on a set.
 
         log E e^(a S) <= min(m K(a), a M + (n - m) K(-a))
 
-    for m keys of n and weights that add up to M: m weights drawn without replacement are no more
-    spread than m drawn with it, and S is M less the mass on the other n - m keys.
+    for m keys of n and weights that add up to M: m weights drawn without replacement vary no more
+    than m drawn with replacement, and S is M less the mass on the other n - m keys.
 
     Args: sizes: m. counts: n. mass: M. up, down: K(a) and K(-a), from `log_means`.
     Returns: (rates, ...).
@@ -287,12 +287,12 @@ def set_log_means(
 
 
 def chernoff(total: Tensor, log_mean: Tensor) -> Tensor:
-    """A bound of the chance that a sum of independent rows is as large, (heads,).
+    """Return Chernoff's bound of the probability that a sum of independent rows is as large.
 
         P(S >= t) <= min over a of e^(-a t) E e^(a S)
 
-    Where few rows are sharp this is far nearer to the truth than a bound by their variance: of rows
-    with one key each it is the product of their 1 / n_i.
+    If a few rows are sharp this is much tighter than a bound by variance: for rows with one key
+    each it is the product of their 1 / n_i.
 
     Args: total: t, (heads,). log_mean: log E e^(a S) or a bound of it, (rates, heads).
     Source: Chernoff 1952; Boucheron, Lugosi, Massart 2013, section 2.2.
@@ -302,12 +302,12 @@ def chernoff(total: Tensor, log_mean: Tensor) -> Tensor:
 
 
 def holm(p: Tensor) -> Tensor:
-    """p-values corrected for how many there are: at most alpha is the chance of one false find.
+    """Return p-values with Holm's correction for multiple tests (family-wise error rate).
 
-    The i-th smallest of n is multiplied by n - i + 1, and made no smaller than those before it.
+    The i-th smallest of n is multiplied by n - i + 1, and is at least as large as the one before.
 
-    Args: p: (tests,); NaN where there was no test.
-    Returns: (tests,), NaN likewise.
+    Args: p: (tests,); NaN: no test.
+    Returns: (tests,), with the same NaN.
     Source: Holm 1979.
 
     >>> holm(torch.tensor([0.01, 0.04, float("nan"), 0.03], dtype=torch.float64))

@@ -1,13 +1,13 @@
-"""Which heads look alike, within a layer and across layers.
+"""Similarity of heads, within a layer and across layers.
 
-A row of weights is a distribution over keys, and its square root a vector of length 1. Two heads
-are as alike as their rows' vectors are:
+A row of weights is a distribution over keys, and its square root a vector of length 1. The
+similarity of two heads is the mean product of their rows' vectors:
 
     affinity(A, B) = mean over rows i of sum_j sqrt(a_ij b_ij)
 
-where what a row has on no key, but on a sink, is one more outcome: 1 for equal heads, 0 for heads
-that never look at the same key (the Bhattacharyya coefficient). The distance sqrt(1 - affinity),
-Hellinger's, is Euclidean, so that clusters may be made of it (`scipy.cluster.hierarchy.linkage`).
+where the mass of a sink is one more outcome: 1 for equal heads, 0 for heads that never attend to
+the same key (the Bhattacharyya coefficient). The distance sqrt(1 - affinity), Hellinger's, is
+Euclidean, so that it can be clustered (`scipy.cluster.hierarchy.linkage`).
 
 Source: Bhattacharyya 1943; Clark et al. 2019, section 6 (clusters of heads by the distance of
 their weights, there Jensen and Shannon's).
@@ -27,16 +27,16 @@ from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import AttentionGraph
 
-#: Cells of all heads put side by side at a time: 32 MiB of float32.
+#: Cells of all heads in a block: 32 MiB of float32.
 BLOCK_CELLS = 2**23
 
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """How alike heads are, every pair.
+    """Similarity of every pair of heads.
 
     heads       (layer, head) of each row and column, from 0
-    affinity    (heads, heads), 0 to 1; of kept edges, where there are no others: at most the true
+    affinity    (heads, heads), 0 to 1; with kept edges only, a lower bound
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -44,7 +44,7 @@ class Similarity:
 
     @property
     def distance(self) -> np.ndarray:
-        """Hellinger's distance of each pair, 0 to 1."""
+        """Hellinger distance of each pair, 0 to 1."""
         apart: np.ndarray = np.sqrt(np.clip(1 - self.affinity, 0, 1))
         np.fill_diagonal(apart, 0)
         return apart
@@ -53,12 +53,12 @@ class Similarity:
 def similarity(
     trace: TraceData, *, exact: bool | None = None, layers: Sequence[int] | None = None
 ) -> Similarity:
-    """How alike the heads of a trace are, those of all layers with each other.
+    """Return the similarity of the heads of a trace, across all layers.
 
     Args:
-        trace: whose layers have matrices of one shape; an encoder-decoder: choose layers.
+        trace: with matrices of one shape; for an encoder-decoder, choose layers.
         exact: see `headloom.analysis.weights.weights_of`.
-        layers: which, by their place in the trace; None: all.
+        layers: their places in the trace; None: all.
 
     Raises: InputError: the layers' matrices differ in shape or sequences; not known exactly.
 
@@ -87,7 +87,7 @@ def similarity(
     if not heads or not chosen[0].shape[1]:
         return Similarity(heads, total.numpy())
     read = [LayerWeights(layer, exact=exact) for layer in chosen]
-    if any(weights.source == "kept" for weights in read):  # all alike
+    if any(weights.source == "kept" for weights in read):  # then kept edges for all
         read = [LayerWeights(layer, exact=False) for layer in chosen]
     queries = chosen[0].shape[1]
     start = 0
@@ -99,13 +99,13 @@ def similarity(
         roots = torch.cat([_roots(weights, rows, range(width)).flatten(1) for weights in read])
         total += roots @ roots.T
         start = rows.stop
-    # What rows have on no key is one more outcome, as far as it is known.
+    # The mass of a known sink is one more outcome.
     beside = torch.cat([(1 - weights.row_mass).clamp(min=0).sqrt() for weights in read])
     return Similarity(heads, ((total + beside @ beside.T) / queries).clamp(0, 1).numpy())
 
 
 def _roots(weights: LayerWeights, rows: range, keys: range) -> Tensor:
-    """Square roots of the weights of some queries on some keys, (heads, rows, keys)."""
+    """Return square roots of the weights of some queries on some keys, (heads, rows, keys)."""
     if not isinstance(weights.weights, AttentionGraph):
         return weights.cells(rows, keys).sqrt_()
     graph, part = weights.graph, slice(rows.start, rows.stop)

@@ -1,22 +1,22 @@
-"""QK and OV circuits: what a head does, as two matrices of low rank that are never formed.
+"""QK and OV circuits of a head: two matrices of low rank that are never formed.
 
-    QK = W_Q W_K^T    (width, source_width): who looks at whom; scores are x QK y^T
-    OV = W_V W_O      (source_width, width): what is written where it is looked at
+    QK = W_Q W_K^T    (width, source_width): the scores, x QK y^T
+    OV = W_V W_O      (source_width, width): the output of an attended token
 
-What head 1 writes is h OV_1, with h what it looked at. A later head 2 may read that
+Head 1 writes h OV_1 for an attended vector h. A later head 2 may read that
 
-    Q: in its queries, by OV_1 QK_2       who looks depends on what head 1 found
-    K: in its keys,    by OV_1 QK_2^T     who is looked at does: so an induction head reads one that
-                                          looks at the previous token
-    V: in its values,  by OV_1 OV_2       both move the same thing, as one virtual head
+    Q: in its queries, by OV_1 QK_2       its queries depend on head 1
+    K: in its keys,    by OV_1 QK_2^T     its keys do: so an induction head reads a previous-token
+                                          head
+    V: in its values,  by OV_1 OV_2       both act as one virtual head
 
-and the score of the pair is how much of both circuits is left in their product,
+and the score of the pair is the relative norm of the product of both circuits,
 
     |first second| / (|first| |second|)    (Frobenius norms),
 
-1 where head 2 reads the one direction that head 1 writes, 0 where it reads none of it. Of circuits
-that lie anywhere it is 1 / sqrt(width), in the mean of its squares. What stands between the heads,
-norms and their gains, is left out, and so are rotations of positions within QK.
+1 if head 2 reads the one direction that head 1 writes, 0 if it reads none of it. For random
+circuits its root mean square is 1 / sqrt(width). Norms and their gains between the heads are left
+out, and so are rotary positions within QK.
 
 Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Circuit:
-    """``left right^T`` of each head, which has the rank of a head's depth at most.
+    """Product ``left right^T`` of each head, with a rank of at most the head's depth.
 
     left: (heads, rows, depth); right: (heads, columns, depth).
 
@@ -56,25 +56,25 @@ class Circuit:
 
     @property
     def is_square(self) -> bool:
-        """Whether it leads from a space to itself, as of a sequence that looks at itself."""
+        """Whether it maps a space to itself, as in self-attention."""
         return self.left.shape[1] == self.right.shape[1]
 
     def norm(self) -> Tensor:
-        """Frobenius norm, (heads,)."""
+        """Return the Frobenius norm, (heads,)."""
         return spectra.product_norm(self.left, self.right)
 
     def singular_values(self) -> Tensor:
-        """The largest ones, (heads, depth) or as many as rows or columns; all others are 0."""
+        """Return the singular values that may be above 0, (heads, depth or the shorter side)."""
         return spectra.product_spectrum(self.left, self.right)
 
     def effective_rank(self) -> Tensor:
-        """How many directions are in use, (heads,): see `headloom.mechanism.spectra`."""
+        """Return the effective rank, (heads,): see `headloom.mechanism.spectra`."""
         return spectra.effective_rank(self.singular_values())
 
     def eigenvalues(self) -> Tensor:
-        """Those of right^T left, (heads, depth), complex: all of a square circuit's that are not 0.
+        """Return the eigenvalues of right^T left, (heads, depth), complex.
 
-        Some are 0 where the circuit has a lower rank than the head has depth.
+        They contain all eigenvalues of a square circuit that are not 0.
         """
         values: Tensor = torch.linalg.eigvals(
             spectra.finite("eigenvalues", self.right.transpose(-2, -1) @ self.left)
@@ -82,14 +82,14 @@ class Circuit:
         return values
 
     def copying(self) -> Tensor:
-        """How far the circuit makes more of what it reads: of OV, whether the head copies.
+        """Return the copying score of each head: for OV, whether the head copies.
 
             sum_i lambda_i / sum_i |lambda_i|
 
-        1: all eigenvalues are positive: what is looked at is written again; -1: it is taken away;
-        about 0: neither, as of random matrices. The sum of the eigenvalues is real.
+        1: all eigenvalues are positive, and attended tokens are copied; -1: they are removed;
+        about 0: neither, as for random matrices. The sum of the eigenvalues is real.
 
-        Returns: (heads,); 0 where all are 0.
+        Returns: (heads,); 0 if all eigenvalues are 0.
         Source: Elhage et al. 2021, "Detecting copying behavior".
         """
         eigenvalues = self.eigenvalues()
@@ -97,36 +97,34 @@ class Circuit:
         return torch.where(size > 0, eigenvalues.real.sum(-1) / size.clamp(min=1e-30), 0.0)
 
     def symmetry(self) -> Tensor:
-        """Of a square circuit: 1 symmetric, 0 random, -1 antisymmetric, (heads,).
+        """Return the symmetry of a square circuit: 1 symmetric, 0 random, -1 antisymmetric.
 
         See `headloom.mechanism.spectra`.
         """
         return spectra.symmetry(self.left, self.right)
 
     def directionality(self) -> Tensor:
-        """Long columns (above 0) or long rows (below), (heads,): see
-        `headloom.mechanism.spectra`.
-        """
+        """Return the directionality: long columns (above 0) or long rows (below), (heads,)."""
         return spectra.directionality(self.left, self.right)
 
     def transposed(self) -> Circuit:
-        """The other way round: of QK, who is looked at by whom."""
+        """Return the transposed circuit."""
         return Circuit(self.right, self.left)
 
     def together(self) -> Circuit:
-        """The sum over heads, as one circuit of one head: of QK, the layer's W_Q W_K^T."""
+        """Return the sum over heads as a circuit of one head: for QK, the layer's W_Q W_K^T."""
         left, right = (part.permute(1, 0, 2).flatten(1)[None] for part in (self.left, self.right))
         return Circuit(left, right)
 
 
 def qk_circuit(layer: LayerMatrices) -> Circuit:
-    """``W_Q W_K^T`` of each head, (heads, width, source_width)."""
+    """Return ``W_Q W_K^T`` of each head, (heads, width, source_width)."""
     layer = layer.repeated()
     return Circuit(layer.W_Q, layer.W_K)
 
 
 def ov_circuit(layer: LayerMatrices) -> Circuit:
-    """``W_V W_O`` of each head, (heads, source_width, width).
+    """Return ``W_V W_O`` of each head, (heads, source_width, width).
 
     Raises: InputError: the layer's W_O is not known.
     """
@@ -137,16 +135,16 @@ def ov_circuit(layer: LayerMatrices) -> Circuit:
 
 
 def composition(first: Circuit, second: Circuit) -> Tensor:
-    """How much of what the heads of one circuit write the heads of another read.
+    """Return the composition scores between the heads of two circuits.
 
-        |first second| / (|first| |second|), the products never formed
+        |first second| / (|first| |second|), without forming the products
 
     Args:
-        first: (heads, rows, width); of what writes: OV.
-        second: (later_heads, width, columns); of what reads: QK, its transpose, or OV.
+        first: (heads, rows, width); of the writing heads: OV.
+        second: (later_heads, width, columns); of the reading heads: QK, its transpose, or OV.
 
-    Returns: (heads, later_heads), from 0 to 1; 0 where a circuit is 0.
-    Raises: ShapeError: the first does not lead to where the second begins.
+    Returns: (heads, later_heads), from 0 to 1; 0 if a circuit is 0.
+    Raises: ShapeError: the widths of both differ.
     Source: Elhage et al. 2021, "Attention heads compose".
 
     >>> axes = torch.eye(4)
@@ -157,10 +155,10 @@ def composition(first: Circuit, second: Circuit) -> Tensor:
     """
     if first.right.shape[1] != second.left.shape[1]:
         raise ShapeError(
-            f"composition: the first circuit leads to a width of {first.right.shape[1]}, the "
-            f"second begins in one of {second.left.shape[1]}. Give heads of one stream."
+            f"composition: the first circuit writes a width of {first.right.shape[1]}, the second "
+            f"reads one of {second.left.shape[1]}. Give heads of one residual stream."
         )
-    # A factor counts by its triangle alone: what is left of it is a rotation.
+    # Only the triangle of a factor matters for norms: the rest is a rotation.
     written = torch.linalg.qr(first.left, mode="r").R @ first.right.transpose(-2, -1)
     read = second.left @ torch.linalg.qr(second.right, mode="r").R.transpose(-2, -1)
     joined = torch.einsum("hrw,gwc->hgrc", written, read).norm(dim=(-2, -1))
@@ -168,7 +166,7 @@ def composition(first: Circuit, second: Circuit) -> Tensor:
     return torch.where(sizes > 0, joined / sizes.clamp(min=torch.finfo(sizes.dtype).tiny), 0.0)
 
 
-#: What a head reads an earlier one by: a circuit that begins in the stream between both.
+#: Circuits by which a head reads an earlier one.
 _READS: dict[str, Callable[[LayerMatrices], Circuit]] = {
     "Q": qk_circuit,
     "K": lambda layer: qk_circuit(layer).transposed(),
@@ -177,16 +175,16 @@ _READS: dict[str, Callable[[LayerMatrices], Circuit]] = {
 
 
 def composition_table(layers: Sequence[LayerMatrices]) -> pandas.DataFrame:
-    """Every pair of an attention head and one that can read what it writes, strongest first.
+    """Return every pair of a writing and a later reading head, strongest composition first.
 
-    Columns: by ("Q", "K" or "V": what reads), layer and head, of what reads, from_layer and
-    from_head, of what writes; score, from 0 to 1, and times_random, the score over that of circuits
-    that lie anywhere, ``score sqrt(width)``.
+    Columns: by ("Q", "K" or "V"), layer and head of the reading head, from_layer and from_head of
+    the writing head; score, from 0 to 1, and times_random, the score relative to random circuits,
+    ``score sqrt(width)``.
 
     An encoder's heads are read by its later ones and, as keys and values, by the heads of
     cross-attention; a decoder's by its later ones.
 
-    Args: layers: as `headloom.analysis.matrices.projections.matrices_of` gives them.
+    Args: layers: from `headloom.analysis.matrices.projections.matrices_of`.
 
     Raises: InputError: no layer can read another one, or a matrix holds an infinite number or NaN.
     """
@@ -212,15 +210,15 @@ def composition_table(layers: Sequence[LayerMatrices]) -> pandas.DataFrame:
                 parts.append(pandas.DataFrame(columns))
     if not parts:
         raise InputError(
-            "composition: no attention layer can read what another one writes. Expected a model "
-            "with two or more in a row, whose W_O are known."
+            "composition: no attention layer can read another one's output. Expected a model with "
+            "two or more in a row, with known W_O."
         )
     table = pandas.concat(parts, ignore_index=True)
     return table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
 def _reads(by: str, reader: LayerMatrices, writer: LayerMatrices) -> bool:
-    """Whether a later layer reads what an earlier one writes, and both circuits are known."""
+    """Return whether a later layer reads an earlier one, and both circuits are known."""
     if writer.W_O is None or (by == "V" and reader.W_O is None):
         return False
     source = reader.kind == "cross" and by != "Q"  # keys and values are of the encoder
@@ -231,15 +229,14 @@ def _reads(by: str, reader: LayerMatrices, writer: LayerMatrices) -> bool:
 
 
 def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pandas.DataFrame:
-    """Measures of W_Q W_K^T and W_V W_O, a row for each layer, or for each head.
+    """Return measures of W_Q W_K^T and W_V W_O, a row for each layer, or for each head.
 
     Columns: layer, name, kind, (head); symmetry, directionality (of W_Q W_K^T, by layer of all
     heads side by side: Saponati et al. 2025), qk_norm, qk_rank, ov_norm, ov_rank, copying (of
     W_V W_O), norm_W_Q, norm_W_K, norm_W_V, norm_W_O. By layer, ranks and copying are means over
     heads. Ranks are effective ones (Roy and Vetterli 2007).
 
-    Args: layers: as `headloom.analysis.matrices.projections.matrices_of` gives them; by: "layer" or
-    "head".
+    Args: layers: from `headloom.analysis.matrices.projections.matrices_of`; by: "layer" or "head".
 
     Raises: InputError: a matrix holds an infinite number or NaN.
     """
@@ -258,7 +255,7 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
 
 
 def _measures(layer: LayerMatrices, together: bool) -> dict[str, object]:
-    """The measures of each head, or of the layer."""
+    """Return the measures of each head, or of the layer."""
 
     def mean(of_heads: Tensor) -> Tensor:
         return of_heads.mean(0, keepdim=True) if together else of_heads
@@ -286,7 +283,7 @@ def _measures(layer: LayerMatrices, together: bool) -> dict[str, object]:
 
 
 def _check_finite(operation: str, layers: Sequence[LayerMatrices]) -> None:
-    """Raise the InputError that names the first matrix with an infinite number or NaN."""
+    """Raise an InputError for the first matrix with an infinite number or NaN."""
     for layer in layers:
         for name, matrix in layer.known():
             spectra.finite(f"{operation}: {name} of layer {layer.name}", matrix)

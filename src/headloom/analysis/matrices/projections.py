@@ -1,10 +1,10 @@
-"""The learned matrices of a model's attention layers: W_Q, W_K, W_V, W_O of every head.
+"""Learned matrices of a model's attention layers: W_Q, W_K, W_V, W_O of every head.
 
     queries = x W_Q,  keys = y W_K,  values = y W_V,  output = sum_h (P_h values_h) W_O_h
 
-One shape for headloom's own models, for a run's history and for the common ones of Hugging Face,
-whatever they call their projections and whether or not they are one tensor. Biases are left out, as
-are norms and rotations of queries and keys: what is here is the matrices.
+One format for headloom's models, a run's history and the common models of Hugging Face, whatever
+the names of their projections, separate or in one tensor. Biases, norms and rotary positions are
+left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headloom.mechanism.attention_layer import AttentionLayer
 from headloom.mechanism.watching import named_modules
 from headloom.tracing.recording.sequences import layer_kind
 
-#: What libraries call the projections of queries, keys, values, and of the output.
+#: Names of the projections of queries, keys and values in libraries.
 _SEPARATE = (
     ("query", "key", "value"),
     ("q_proj", "k_proj", "v_proj"),
@@ -29,20 +29,20 @@ _SEPARATE = (
     ("to_q", "to_k", "to_v"),
     ("q", "k", "v"),
 )
-#: Projections that are one tensor, and whether it has queries, keys and values head by head.
+#: Fused projections, and whether their queries, keys and values are interleaved by head.
 _FUSED = {"c_attn": False, "Wqkv": False, "qkv_proj": False, "query_key_value": True, "qkv": False}
-#: Modules whose one tensor has another order: queries, values and keys, in four blocks.
+#: Modules with another order in a fused projection: queries, values and keys, in four blocks.
 _OTHER_ORDER = ("CodeGenAttention",)
 _OUTPUT = ("out_proj", "o_proj", "out_lin", "Wo", "o", "c_proj", "dense", "to_out", "proj")
 
 
 @dataclass(frozen=True, eq=False)
 class LayerMatrices:
-    """The matrices of one attention layer.
+    """Matrices of one attention layer.
 
-    name, kind: as a trace names them: the layer's path; "encoder", "decoder" or "cross".
+    name, kind: as in a trace: the layer's path; "encoder", "decoder" or "cross".
     W_Q: (heads, width, depth); W_K, W_V: (kv_heads, source_width, depth), kv_heads divides heads;
-    W_O: (heads, value_depth, width), or None where the model's own could not be told.
+    W_O: (heads, value_depth, width), or None if it is unknown.
     """
 
     name: str
@@ -54,23 +54,23 @@ class LayerMatrices:
 
     @property
     def heads(self) -> int:
-        """How many heads of queries it has."""
+        """Number of query heads."""
         return self.W_Q.shape[0]
 
     def known(self) -> list[tuple[str, Tensor]]:
-        """The names of the matrices, and these."""
+        """Return the names of the known matrices, and these."""
         named = {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V, "W_O": self.W_O}
         return [(name, matrix) for name, matrix in named.items() if matrix is not None]
 
     def repeated(self) -> LayerMatrices:
-        """The same with a W_K and a W_V for each head."""
+        """Return a copy with W_K and W_V repeated for each head."""
         times = self.heads // self.W_K.shape[0]
         keys, values = (matrix.repeat_interleave(times, 0) for matrix in (self.W_K, self.W_V))
         return replace(self, W_K=keys, W_V=values)
 
 
 def matrices_of(model: nn.Module) -> list[LayerMatrices]:
-    """The matrices of every attention layer of a model, in its order.
+    """Return the matrices of every attention layer of a model, in its order.
 
     Args: model: made of headloom's attention layers, or one of Hugging Face: BERT, RoBERTa,
     ModernBERT, DistilBERT, ViT, CLIP, GPT-2, GPT-NeoX, Llama, Qwen, Mistral, Gemma, gpt-oss, BART,
@@ -97,11 +97,11 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
     modules = dict(named_modules(model))
     for path, module in modules.items():
         if isinstance(module, AttentionLayer):
-            own = {name: matrix.detach().float() for name, matrix in module.matrices().items()}
-            # Of the heads of a group, which share theirs, the first.
+            named = {name: matrix.detach().float() for name, matrix in module.matrices().items()}
+            # The heads of a group share W_K and W_V: take the first.
             first = slice(None, None, module.heads // module.kv_heads)
-            shared = own["W_K"][first], own["W_V"][first]
-            yield LayerMatrices(path, module.kind, own["W_Q"], *shared, own["W_O"])
+            shared = named["W_K"][first], named["W_V"][first]
+            yield LayerMatrices(path, module.kind, named["W_Q"], *shared, named["W_O"])
             continue
         weights = _projections(module)
         if weights is None:
@@ -123,7 +123,7 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
 
 
 def _matrix(module: Any) -> Tensor | None:
-    """(in, out) of a projection, or None where it is none."""
+    """Return the matrix of a projection, (in, out); None: not a projection."""
     if isinstance(module, nn.Sequential | nn.ModuleList) and len(module):
         # A projection and its dropout.
         module = module[0]
@@ -142,7 +142,7 @@ def _matrix(module: Any) -> Tensor | None:
 
 
 def _adapters(module: Any) -> list[Tensor]:
-    """What the adapters of PEFT that are on, and not merged, add to a weight."""
+    """Return the changes of a weight by active, unmerged PEFT adapters."""
     change = getattr(module, "get_delta_weight", None)
     if change is None or module.merged or module.disable_adapters:
         return []
@@ -151,7 +151,7 @@ def _adapters(module: Any) -> list[Tensor]:
 
 
 def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
-    """W_Q, W_K, W_V of all heads side by side, (width, heads * depth), of an attention module."""
+    """Return W_Q, W_K, W_V of an attention module, each (width, heads * depth)."""
     if isinstance(module, nn.MultiheadAttention):
         whole: Tensor | None = getattr(module, "in_proj_weight", None)
         three: Sequence[Tensor] = (
@@ -173,7 +173,7 @@ def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
             queries = _matrix(getattr(module, "q_attn", None))
             keys, values = whole.chunk(2, 1)
             return None if queries is None else (queries, keys, values)
-        # GPT-BigCode has its one c_attn head by head, but where its heads share keys and values.
+        # GPT-BigCode interleaves its c_attn by head, unless its heads share keys and values.
         if by_head or getattr(module, "multi_query", None) is False:
             parts = _by_head(module, whole)
         else:
@@ -184,7 +184,7 @@ def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def _side_by_side(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Queries, keys and values of a tensor that has all queries first; Phi-3 has fewer keys."""
+    """Split a tensor with all queries first, then keys, then values; Phi-3 has fewer keys."""
     heads, depth = _heads(module), _depth(module)
     if heads is None or depth is None:
         if whole.shape[1] % 3:
@@ -199,7 +199,7 @@ def _side_by_side(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _by_head(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Likewise of one that has, for each head of keys, the queries of its group, key and value."""
+    """Split a tensor that has, for each key head, the queries of its group, key and value."""
     heads = _heads(module)
     if heads is None:
         return None
@@ -217,32 +217,32 @@ _DEPTH = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
 
 
 def _heads(module: nn.Module) -> int | None:
-    """The number of heads of queries, where the module or its configuration says it."""
+    """Return the number of query heads from the module or its configuration; None: unknown."""
     return _number(module, _HEADS) or _number(getattr(module, "config", None), _HEADS)
 
 
 def _depth(module: nn.Module) -> int | None:
-    """The depth of a head, where the module says it."""
+    """Return the depth of a head from the module; None: unknown."""
     return _number(module, _DEPTH)
 
 
 def _number(holder: object, names: Sequence[str]) -> int | None:
-    """The first of some attributes that is a whole number above 0."""
+    """Return the first of some attributes that is an integer above 0."""
     numbers = (getattr(holder, name, None) for name in names)
     return next((number for number in numbers if isinstance(number, int) and number > 0), None)
 
 
 def _split(matrix: Tensor, heads: int) -> Tensor:
-    """(width, heads * depth) -> (heads, width, depth)."""
+    """Reshape (width, heads * depth) to (heads, width, depth)."""
     return matrix.reshape(matrix.shape[0], heads, -1).permute(1, 0, 2)
 
 
 def output_projection(
     path: str, modules: Mapping[str, nn.Module], heads: int
 ) -> tuple[nn.Module | None, Tensor | None]:
-    """The module that holds W_O of an attention layer, and W_O; None: it could not be told.
+    """Return the module with W_O of an attention layer, and W_O; None: unknown.
 
-    It is in the layer; or, as in BERT, the one called `output` beside it.
+    It is in the layer; or, as in BERT, in the module `output` beside it.
     """
     candidates = [getattr(modules[path], name, None) for name in _OUTPUT]
     parent = modules.get(path.rpartition(".")[0])

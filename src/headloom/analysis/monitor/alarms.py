@@ -1,17 +1,17 @@
-"""Warnings of a watched training: where entropy collapses, and where scores explode.
+"""Warnings of a monitored training: entropy collapse and score explosion.
 
-Of a layer, once, until it is in order again:
+Once for each layer, until it has recovered:
 
-    entropy collapses   the mean evenness of its heads is below 0.02, and below half of what it was
-                        when the watch began. Training then often diverges (Zhai et al. 2023). The
-                        mean of the layer, since single heads of sound models look at one token
-                        alone: the one before, or the first. (Lowest layer of SmolLM2-135M on
-                        English text: 0.26.)
-    scores explode      the largest score of a head is above 100 and above twice what it was when
-                        the watch began. 100 is where Kimi K2 clips W_Q and W_K (Kimi Team 2025);
-                        scores that grow without end go before divergence (Dehghani et al. 2023,
-                        Wortsman et al. 2024). (SmolLM2-135M reaches 15, MiniLM-L6 39.)
-    numbers that are none   a score or a weight is infinite or NaN
+    entropy collapses   the mean evenness of its heads is below 0.02, and below half of its value
+                        at the start. Training then often diverges (Zhai et al. 2023). The mean of
+                        the layer, since single heads of healthy models attend to one token: the
+                        one before, or the first. (Lowest layer of SmolLM2-135M on English text:
+                        0.26.)
+    scores explode      the largest score of a head is above 100 and above twice its value at the
+                        start. 100 is where Kimi K2 clips W_Q and W_K (Kimi Team 2025); growing
+                        scores precede divergence (Dehghani et al. 2023, Wortsman et al. 2024).
+                        (SmolLM2-135M reaches 15, MiniLM-L6 39.)
+    not finite          a score or a weight is infinite or NaN
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
-from headloom.analysis.monitor.measures import LayerSeen, Numbers
+from headloom.analysis.monitor.measures import MeasuredLayer, Numbers
 from headloom.formats.files import JsonObject
 
-#: Mean evenness of a layer's heads below which, and largest score above which, it is warned of.
+#: Thresholds of the warnings: mean evenness of a layer's heads, and largest score.
 EVENNESS, SCORE = 0.02, 100.0
 
 _Measures = Mapping[str, Numbers]
 
 
 def warn(text: str) -> None:
-    """Tell who trains; the training goes on."""
+    """Issue a warning; the training goes on."""
     warnings.warn(f"headloom.monitor: {text}", stacklevel=2)
 
 
 class Alarms:
-    """Looks at what was measured, step by step.
+    """Checks of the measures, step by step.
 
-    first: the measures of each layer when the watch began; None: those that are checked first.
+    first: measures of each layer at the start; None: the ones of the first check.
     """
 
     def __init__(self, first: Mapping[str, _Measures] | None = None) -> None:
         self._first = first
-        #: What is wrong already, by layer and kind.
+        #: Current alarms, by layer and kind.
         self._wrong: set[tuple[str, str]] = set()
 
-    def check(self, step: int, layers: Sequence[LayerSeen]) -> list[JsonObject]:
-        """What is wrong now and was not before: the kind, the layer, the heads and the words."""
+    def check(self, step: int, layers: Sequence[MeasuredLayer]) -> list[JsonObject]:
+        """Return new alarms: the kind, the layer, the heads and the text."""
         if self._first is None:
             self._first = {layer.name: layer.measures for layer in layers}
         before, self._wrong = self._wrong, set()
@@ -61,7 +61,7 @@ class Alarms:
 
 
 def _wrong(now: _Measures, first: _Measures) -> Iterator[tuple[str, list[int], str]]:
-    """The kind, the heads and the words of what is wrong in a layer."""
+    """Yield the kind, the heads and the text of each alarm of a layer."""
     even, before = (_mean(measures.get("evenness", ())) for measures in (now, first))
     if even < min(EVENNESS, before / 2):
         heads = [
@@ -78,7 +78,7 @@ def _wrong(now: _Measures, first: _Measures) -> Iterator[tuple[str, list[int], s
         words = f"{_heads(high)} reach{'es' * (len(high) == 1)} {most:,.0f} before the softmax"
         words = f"scores explode: {words}, {largest:,.1f} when the watch began"
         yield "score explosion", high, words
-    # Heads that may look at no key have had no entropy from the start.
+    # Heads without visible keys have no entropy from the start.
     pairs = zip(now["entropy"], first.get("entropy", ()), strict=False)
     lost = [n for n, (value, was) in enumerate(pairs) if value is None and was is not None]
     if lost:
@@ -86,13 +86,13 @@ def _wrong(now: _Measures, first: _Measures) -> Iterator[tuple[str, list[int], s
 
 
 def _mean(values: Numbers) -> float:
-    """Of those that there are; NaN, which no number is below, of none."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else math.nan
+    """Return the mean of the known values; NaN: there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else math.nan
 
 
 def _heads(heads: Sequence[int]) -> str:
-    """The numbers of some heads, or how many they are."""
+    """Return the numbers of some heads, or their count, as text."""
     if len(heads) == 1:
         return f"head {heads[0]}"
     if len(heads) > 4:
@@ -101,5 +101,5 @@ def _heads(heads: Sequence[int]) -> str:
 
 
 def in_words(error: Exception) -> str:
-    """An error as one line."""
+    """Return an error as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")

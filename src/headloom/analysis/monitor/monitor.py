@@ -1,9 +1,9 @@
-"""`monitor`: what the heads of any model do while somebody's own program trains it.
+"""`monitor`: measure the attention heads of any model while your own program trains it.
 
 At each measured step the model reads the probe (`headloom.analysis.monitor.probe`) in evaluation
-mode, without gradients, as `headloom.trace` has it read; then its modules, its mode and the random
-numbers are put back. The training's own passes are not touched: with the monitor and without, it
-ends with the same bits.
+mode, without gradients, as in `headloom.trace`; then its modules, its mode and the random states
+are restored. The training itself is not changed: it ends with the same bits with and without the
+monitor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headloom.analysis.monitor.alarms import Alarms, in_words, warn
-from headloom.analysis.monitor.measures import LayerSeen, layers_seen, values_of
+from headloom.analysis.monitor.measures import MeasuredLayer, measured_layers, values_of
 from headloom.analysis.monitor.probe import (
     Given,
     Probe,
@@ -42,19 +42,19 @@ from headloom.tracing.capture import trace_with
 from headloom.tracing.model_state import Hook, describe, random_state_restored, unchanged, unwrapped
 from headloom.tracing.options import TraceOptions, checked_layers
 
-#: Steps between two reports of the loss; snapshots are kept at steps 0, 1, GROWTH, GROWTH^2, ...
+#: Steps between two reports of the loss; snapshots are at steps 0, 1, GROWTH, GROWTH^2, ...
 REPORT_EVERY, GROWTH = 20, 2.0
 
 
 class Sink(Protocol):
-    """Who is told numbers of a training; one with ``close()`` is closed at the end."""
+    """Protocol of a logger of a training's numbers; ``close()``, if any, is called at the end."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of a step: `headloom.analysis.monitor.measures.values_of`."""
+        """Log the numbers of a step: `headloom.analysis.monitor.measures.values_of`."""
 
 
 class Monitor:
-    """Watch the attention of a model while your own program trains it.
+    """Monitor of a model's attention while your own program trains it.
 
         with headloom.monitor(model, "runs/mine") as monitor:
             for batch in batches:
@@ -64,33 +64,31 @@ class Monitor:
                 optimiser.zero_grad()
                 monitor.step(loss)
 
-    and then ``headloom view runs/mine``, also while it trains. What is measured:
-    `headloom.analysis.monitor.measures`; what is warned of: `headloom.analysis.monitor.alarms`.
-    With Transformers' `Trainer` take `headloom.MonitorCallback`.
+    and then ``headloom view runs/mine``, also while it trains. Measures:
+    `headloom.analysis.monitor.measures`; warnings: `headloom.analysis.monitor.alarms`. With the
+    `Trainer` of Transformers, use `headloom.MonitorCallback`.
 
     Args:
-        model: any that `headloom.trace` takes; in DDP or DataParallel, or compiled, too. Of several
+        model: any model for `headloom.trace`; also in DDP or DataParallel, or compiled. Of several
             processes the first writes.
-        folder: of the run; made if it is not there.
-        every: steps from one measure to the next.
-        probe: the fixed input that is measured: a tensor, the first arguments in a tuple, or a
-            tensor for each argument of the model; None: the first sequence of the first batch that
-            the model is given, or all of a graph; a training that is taken up again keeps its own.
-            The history keeps the graph of the first sequence.
-        tokenizer: who names the tokens of the probe; see `headloom.trace`.
-        layers: which layers, as for `headloom.trace`; None: all.
-        sinks: where numbers go besides: objects with ``log(step, values)``.
-        step: steps that are done, where a training is taken up again in its folder: what was
-            written after it is forgotten. None: the training begins.
-        overwrite: remove a watched training that is in the folder, and nothing else. With `step`
-            it is gone on with, and nothing is removed.
+        folder: of the run; created if missing.
+        every: steps between two measures.
+        probe: the fixed input: a tensor, the first arguments in a tuple, or a tensor for each
+            argument of the model; None: the first sequence of the first batch, or a whole graph; a
+            resumed training keeps its own. The history keeps the graph of the first sequence.
+        tokenizer: turns ids of the probe into names; see `headloom.trace`.
+        layers: as for `headloom.trace`; None: all.
+        sinks: other loggers of the numbers: objects with ``log(step, values)``.
+        step: number of steps done, to resume a training in its folder; later records are deleted.
+            None: the training begins.
+        overwrite: whether to replace a monitored training in the folder; other folders are never
+            replaced. Ignored with `step`.
 
-    warnings: what was warned of, in order: "step 1,200: ...". Nothing happens before it is entered.
+    warnings: all warnings, in order: "step 1,200: ...". Nothing happens before `with` enters it.
 
     Raises: InputError: an argument that cannot be used, a model whose parameters are spread over
-    processes (FSDP), or, when it is first called, one that cannot be traced; DataError: the folder
-    cannot be made or is damaged. Once it measures, what fails is warned of and the training goes
-    on.
+    processes (FSDP), or, at its first call, one that cannot be traced; DataError: the folder cannot
+    be created or is damaged. Later failures are warnings, and the training goes on.
     """
 
     def __init__(
@@ -116,7 +114,7 @@ class Monitor:
             tokenizer=tokenizer, keep=Top(PROBE_EDGES), layers=checked_layers(layers, "monitor"),
             verify=False,
         )  # fmt: skip
-        self._asked = None if probe is None else Probe.checked(self._model, probe)
+        self._given_probe = None if probe is None else Probe.checked(self._model, probe)
         self._sinks = list(sinks)
         self._stack: ExitStack | None = None
         #: The hook that waits for the first batch.
@@ -146,9 +144,9 @@ class Monitor:
             self._record, self._clock = record, time.perf_counter()
             if record.goes_on and record.folder.probe.exists():
                 device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
-                self._asked = Probe.open(record.folder.probe, device)
-            if self._asked is not None:
-                self._begin(record, self._asked)
+                self._given_probe = Probe.open(record.folder.probe, device)
+            if self._given_probe is not None:
+                self._begin(record, self._given_probe)
             else:
                 self._first_call = self._called_model.register_forward_pre_hook(
                     Hook(self._called), with_kwargs=True
@@ -169,7 +167,7 @@ class Monitor:
         with stack:
             record = self._record
             if kind is None and self._probe is not None and record is not None:
-                with self._going_on("the end"):
+                with self._errors_as_warnings("the end"):
                     self._report()
                     last = record.last_snapshot != self._steps
                     if last or self._measured != self._steps:
@@ -177,12 +175,12 @@ class Monitor:
                     record.folder.set_state("finished")
             self._ended, self._elapsed, self._clock = True, self._time(), None
             for sink in self._sinks:
-                with self._going_on("the end"):
+                with self._errors_as_warnings("the end"):
                     getattr(sink, "close", lambda: None)()
 
     def _called(self, module: nn.Module, args: tuple[object, ...], keywords: Inputs) -> None:
-        """The model is called: the first sequence of its first batch is the probe."""
-        # Compiled code calls no hook that comes and goes.
+        """Take the probe from the model's first batch."""
+        # Compiled code does not call hooks that are added and removed.
         compiled = torch.compiler.is_compiling()
         if compiled or self._busy or self._probe is not None or not torch.is_grad_enabled():
             return
@@ -191,30 +189,30 @@ class Monitor:
             self._first_call.remove()
 
     def _begin(self, record: Record, probe: Probe) -> None:
-        """Measure for the first time; what is wrong with the model or the probe is an error."""
+        """Measure for the first time; problems with the model or the probe are errors."""
         with self._measuring():
-            seen = self._seen(probe, first=True)
-            self._probe, self._keeps = probe, bytes_of(seen) <= LARGE
+            measured = self._layers(probe, first=True)
+            self._probe, self._keeps = probe, bytes_of(measured) <= LARGE
             about = {
                 "every": self._every,
                 "model": describe(self._model),
                 "matrices": self._keeps,
                 "not_traced": self._not_traced,
             }
-            known = record.begin(about, seen)
+            known = record.begin(about, measured)
             probe.save(record.folder.probe)
             if known:
                 self._alarms = Alarms(known[0]["layers"])
                 self._measured = known[-1]["step"]
             if self._measured != self._steps:
-                self._take(record, seen, snapshot=record.last_snapshot != self._steps)
+                self._take(record, measured, snapshot=record.last_snapshot != self._steps)
 
     # Steps
 
     def step(self, loss: Tensor | float | None = None, **values: float) -> None:
-        """A step was done: call it after the optimiser's.
+        """Count a step; call it after the optimizer's step.
 
-        Args: loss: of the step. values: what else is to be shown, as validation_loss=1.2 or
+        Args: loss: of the step. values: other numbers to show, such as validation_loss=1.2 or
         learning_rate=1e-4.
         """
         if self._stack is None and not self._ended:
@@ -222,22 +220,22 @@ class Monitor:
         self.reach(self._steps + 1, loss, **values)
 
     def reach(self, step: int, loss: Tensor | float | None = None, **values: float) -> None:
-        """As `step`, for who counts the steps, not each of which need be told."""
+        """Set the number of steps, like `step`, for callers that count them and may skip some."""
         if self._ended:
             return
         before, self._steps = min(self._steps, step - 1), step
         if self._probe is None:
-            self._say_once(
+            self._warn_once(
                 "no probe",
-                f"the {type(self._model).__name__} was not called, or is compiled, so that its "
-                "inputs are not seen and nothing is measured. Give probe=: a tensor for each "
-                "argument of the model.",
+                f"the {type(self._model).__name__} was not called, or is compiled, so there is no "
+                "probe and nothing is measured. Give probe=: a tensor for each argument of the "
+                "model.",
             )
             return
         if loss is not None:
-            # Not as a number: a device need not be waited for.
+            # Kept as a tensor, to avoid waiting for the device.
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
-        with self._going_on(f"step {step:,}"):
+        with self._errors_as_warnings(f"step {step:,}"):
             if values:
                 self.report(**values)
             if step // REPORT_EVERY > before // REPORT_EVERY:
@@ -250,17 +248,17 @@ class Monitor:
         """Add numbers of the step to the metrics: loss=, validation_loss=, learning_rate=."""
         if self._ended or self._probe is None or self._record is None:
             return
-        with self._going_on("a report"):
+        with self._errors_as_warnings("a report"):
             numbers = {name: float(value) for name, value in values.items()}
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
             for name in numbers.keys() - finite.keys():
-                self._say_once(name, f"step {self._steps:,}: {name} is {numbers[name]}")
+                self._warn_once(name, f"step {self._steps:,}: {name} is {numbers[name]}")
             self._loss = finite.get("loss", self._loss)
             if finite:
                 self._record.folder.reports.append({"step": self._steps, **finite})
 
     def _report(self) -> None:
-        """The mean loss of the steps since the last report."""
+        """Report the mean loss of the steps since the last report."""
         losses, self._losses = self._losses, []
         if losses:
             self.report(loss=sum(float(loss) for loss in losses) / len(losses))
@@ -270,48 +268,48 @@ class Monitor:
     def _measure(self, *, snapshot: bool) -> None:
         if self._probe is not None and self._record is not None:
             with self._measuring():
-                self._take(self._record, self._seen(self._probe), snapshot=snapshot)
+                self._take(self._record, self._layers(self._probe), snapshot=snapshot)
 
-    def _take(self, record: Record, seen: Sequence[LayerSeen], *, snapshot: bool) -> None:
-        """Write what was seen, tell the sinks, and warn."""
+    def _take(self, record: Record, measured: Sequence[MeasuredLayer], *, snapshot: bool) -> None:
+        """Write the measures, log them to the sinks, and warn."""
         step = self._steps
         if snapshot:
             loss = self._losses[-1] if self._losses else self._loss
-            record.add_snapshot(step, None if loss is None else float(loss), seen, self._keeps)
+            record.add_snapshot(step, None if loss is None else float(loss), measured, self._keeps)
         if self._measured == step:
             return
-        alarms = self._alarms.check(step, seen)
-        record.add(step, seen, alarms, self._time())
+        alarms = self._alarms.check(step, measured)
+        record.add(step, measured, alarms, self._time())
         self._measured = step
         for sink in self._sinks:
             try:
-                sink.log(step, values_of(seen))
+                sink.log(step, values_of(measured))
             except Exception as error:
-                # A board that cannot be reached is no reason to lose a training.
+                # A logger that fails must not end a training.
                 name = type(sink).__name__
-                self._say_once(name, f"{name}: {in_words(error)}")
+                self._warn_once(name, f"{name}: {in_words(error)}")
         for alarm in alarms:
             self.warnings.append(alarm["text"])
             warn(alarm["text"])
 
-    def _seen(self, probe: Probe, first: bool = False) -> list[LayerSeen]:
-        """Let the model read the probe."""
+    def _layers(self, probe: Probe, first: bool = False) -> list[MeasuredLayer]:
+        """Trace the model on the probe, and return the measured layers."""
         options = replace(self._options, sampled=first)
         with (
             unchanged(self._model), random_state_restored(), probe.computing(),
             warnings.catch_warnings(),
         ):  # fmt: skip
             if not first:
-                # What is not traced was said when the watch began.
+                # These warnings were issued at the first measure.
                 warnings.simplefilter("ignore")
-            found = trace_with(self._model, dict(probe.inputs), options)
-            traces: Sequence[TraceData] = found if isinstance(found, list) else [found]
+            traced = trace_with(self._model, dict(probe.inputs), options)
+            traces: Sequence[TraceData] = traced if isinstance(traced, list) else [traced]
             self._not_traced = [dict(entry) for entry in traces[0].not_traced]
-            return layers_seen(self._model, traces)
+            return measured_layers(self._model, traces)
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """Count the time of a block; the model's calls in it are the monitor's own."""
+        """Count the time of a block, in which the model's calls are the monitor's own."""
         self._busy = True
         wait(self._model)
         start = time.perf_counter()
@@ -323,29 +321,29 @@ class Monitor:
             self._busy = False
 
     @contextmanager
-    def _going_on(self, when: str) -> Iterator[None]:
-        """Warn of what fails: the training is worth more than what is known of it."""
+    def _errors_as_warnings(self, when: str) -> Iterator[None]:
+        """Turn errors into warnings: the training is more important than its measures."""
         try:
             yield
         except Exception as error:
             text = f"{when}: {in_words(error)}. The training goes on."
-            self._say_once(type(error).__name__, text)
+            self._warn_once(type(error).__name__, text)
 
-    def _say_once(self, kind: str, text: str) -> None:
+    def _warn_once(self, kind: str, text: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
             warn(text)
 
     def _time(self) -> float:
-        """Seconds since it was entered."""
+        """Return the seconds since the monitor was entered."""
         return self._elapsed if self._clock is None else time.perf_counter() - self._clock
 
     @property
     def overhead(self) -> float:
-        """The time that the monitor took, as a share of the rest: 0.01 is 1 percent."""
+        """Time of the monitor as a share of the rest: 0.01 is 1 percent."""
         rest = self._time() - self._spent
         return self._spent / rest if rest > 0 else 0.0
 
 
-#: The same, by the name of what it does.
+#: Alias in lower case.
 monitor = Monitor

@@ -1,8 +1,8 @@
-"""The probe of a watched training: a fixed input, read anew at each measured step.
+"""Probe batch of a monitored training: a fixed input, read again at each measured step.
 
-It is what the model is given when it first runs, cut to the first sequences of the batch, or what
-the caller gives. A fixed input makes the curves of a training comparable from step to step; it is
-kept in the run's folder, so that a training that is taken up again is measured on the same.
+It is the first batch of the model, cut to its first sequence, or given by the caller. A fixed input
+makes the curves of a training comparable from step to step; it is saved in the run's folder, so
+that a resumed training is measured on the same input.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from headloom.formats.tensors import load_tensors, save_tensors
 from headloom.tracing.arguments import Arguments, Inputs, batch_of
 from headloom.tracing.sources.graphs import reads_a_graph
 
-#: A probe as a caller gives it: a tensor, the first arguments, or the arguments by name.
+#: Probe of a caller: a tensor, the first arguments, or the arguments by name.
 Given = Tensor | Sequence[object] | Mapping[str, object]
 
-#: Arguments that are not for reading: what is to be learned, and what a cache holds.
+#: Arguments that are not part of the input: labels, caches and flags.
 _ASIDE = ("labels", "num_items_in_batch", "past_key_values", "use_cache", "output_attentions")
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A fixed input of a model.
+    """Fixed input of a model.
 
-    inputs: by the names of the model's arguments: tensors, numbers, words.
-    autocast: the device and the type in which the training computes, if it does so by
-        `torch.autocast`.
+    inputs: by the names of the model's arguments: tensors, numbers, strings.
+    autocast: device and type of the training's `torch.autocast`; None: it is not used.
     """
 
     inputs: Arguments
@@ -43,24 +42,24 @@ class Probe:
 
     @classmethod
     def taken(cls, model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Probe:
-        """The first sequence of a batch that a model is called with; all of a graph."""
+        """Return the first sequence of a model's batch; a graph whole."""
         arguments = _by_name(model, args, keywords)
         write: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
         made = {"decoder_input_ids", "decoder_inputs_embeds"} & set(arguments)
         if write and not made and "labels" in arguments:
-            # What the decoder reads is made from what it is to learn.
+            # The decoder's inputs are made from its labels.
             arguments["decoder_input_ids"] = write(labels=arguments["labels"])
         arguments = {name: value for name, value in arguments.items() if name not in _ASIDE}
         tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         if not tensors:
             raise InputError(
-                f"monitor: {type(model).__name__} was called without a tensor, so that nothing can "
-                "be measured. Give probe=: a tensor for each argument of the model."
+                f"monitor: {type(model).__name__} was called without a tensor, so nothing can be "
+                "measured. Give probe=: a tensor for each argument of the model."
             )
         first, batch, axis = next(iter(tensors.values())), batch_of(tensors), 0
         layers = [layer for layer in model.modules() if isinstance(layer, nn.MultiheadAttention)]
         if layers and first.ndim > 1 and not any(layer.batch_first for layer in layers):
-            batch, axis = first.shape[1], 1  # as torch's own layers have it
+            batch, axis = first.shape[1], 1  # the default of torch's own layers
         keep = batch if reads_a_graph(model) else min(1, batch)
         inputs: Arguments = {
             name: value
@@ -76,9 +75,7 @@ class Probe:
 
     @classmethod
     def checked(cls, model: nn.Module, probe: Given) -> Probe:
-        """A probe that the caller gives: a tensor, the first arguments of the model in a tuple, or
-        a tensor for each by its name.
-        """
+        """Return a caller's probe: a tensor, the first arguments in a tuple, or all by name."""
         first = (probe,) if isinstance(probe, Tensor) else probe
         if isinstance(first, tuple | list) and first and isinstance(first[0], Tensor):
             named: Mapping[str, object] = _by_name(model, tuple(first), {})
@@ -95,7 +92,7 @@ class Probe:
         })  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write the probe, whole or not at all."""
+        """Write the probe atomically."""
         tensors = {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
         plain = {name: value for name, value in self.inputs.items() if name not in tensors}
         autocast = None
@@ -105,7 +102,7 @@ class Probe:
 
     @classmethod
     def open(cls, path: Path, device: torch.device) -> Probe:
-        """A probe that was saved, on a device.
+        """Open a saved probe, on a device.
 
         Raises: DataError: it is missing or damaged.
         """
@@ -118,14 +115,14 @@ class Probe:
         return cls(inputs, None if kind is None else (device.type, kind))
 
     def computing(self) -> AbstractContextManager[object]:
-        """Compute in the type of the training, while the block runs."""
+        """Apply the autocast of the training while the block runs."""
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.autocast[0], dtype=self.autocast[1])
 
 
 def _by_name(model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Arguments:
-    """The arguments of a call of a model, by their names."""
+    """Return the arguments of a model's call by their names."""
     signature = inspect.signature(model.forward)
     arguments: Arguments = {}
     for name, value in signature.bind(*args, **keywords).arguments.items():
@@ -135,20 +132,20 @@ def _by_name(model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Ar
 
 
 def wait(model: nn.Module) -> None:
-    """Wait for the device of a model, so that time is whose it is."""
+    """Synchronize the device of a model, for correct timing."""
     device = next((parameter.device for parameter in model.parameters()), None)
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def is_another_process() -> bool:
-    """Whether this process is one of several, and not the first."""
+    """Return whether this is one of several processes, but not the first."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     return several and torch.distributed.get_rank() != 0
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise an InputError where no process has all of a model's parameters."""
+    """Raise an InputError if no process has all parameters of a model."""
     spread = any(
         type(part).__name__ in ("DTensor", "FlatParameter") or hasattr(part, "ds_id")
         for part in model.parameters()

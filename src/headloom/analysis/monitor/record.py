@@ -1,8 +1,7 @@
-"""The run folder of a watched training: begun, taken up again, written to.
+"""Run folder of a monitored training: created, resumed, written to.
 
-It is the folder of a training as `headloom.formats.run` has it, which `headloom view` and `headloom
-heads` read: metrics, measures and snapshots. The model and its data are their owner's and are not
-in it.
+It has the format of `headloom.formats.run`, which `headloom view` and `headloom heads` read:
+metrics, measures and snapshots. It does not contain the model or its data.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from headloom.analysis.monitor.measures import LayerSeen, Numbers
+from headloom.analysis.monitor.measures import MeasuredLayer, Numbers
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, JsonObject, finite
 from headloom.formats.history import (
@@ -31,21 +30,22 @@ from headloom.formats.history import (
 from headloom.formats.run import RunFolder, is_run
 from headloom.mechanism.spectra import matrix_measures, product_cells
 
-#: Bytes of the matrices of a snapshot above which only their pictures are kept.
+#: Bytes of a snapshot's matrices above which only their pictures are kept.
 LARGE = 64 * 2**20
 
 
 @contextmanager
 def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
-    """The record of a training that begins, or goes on after a step.
+    """Open the record of a training that begins, or resumes after a step.
 
     Args:
-        path: the folder; made if it is not there.
-        step: steps that are done; None: the training begins.
-        overwrite: where it begins, remove a watched training that is there, and nothing else.
+        path: the folder; created if missing.
+        step: number of steps done; None: the training begins.
+        overwrite: whether a new training replaces a monitored training in the folder; other
+            folders are never replaced.
 
-    Raises: InputError: the folder holds something else, or a training that would be mixed with
-    this one; DataError: it cannot be made or is damaged.
+    Raises: InputError: the folder holds something else, or another training; DataError: it cannot
+    be created or is damaged.
     """
     with RunFolder.training_lock(path):
         folder = RunFolder(path)
@@ -53,8 +53,7 @@ def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
         if is_run(path):
             if RunFolder.open(path).monitored() is None:
                 raise InputError(
-                    f"{path}: this is the folder of a training of headloom's own. Choose another "
-                    "folder."
+                    f"{path}: this is the folder of a headloom training run. Choose another folder."
                 )
             reports = [] if replaces or step is not None else folder.measures.read()
             if reports and reports[-1]["step"]:
@@ -67,21 +66,21 @@ def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Record:
-    """Writes what is known of a watched training to its folder.
+    """Writer of a monitored training's folder.
 
-    goes_on: whether it is there already, and what was written up to the step stays.
+    goes_on: whether the training resumes, and its records up to the step stay.
     """
 
     folder: RunFolder
     step: int
     goes_on: bool
 
-    def begin(self, about: JsonMapping, layers: Sequence[LayerSeen]) -> list[JsonObject]:
-        """Begin, or go on: what was written after the step is forgotten.
+    def begin(self, about: JsonMapping, layers: Sequence[MeasuredLayer]) -> list[JsonObject]:
+        """Begin, or resume: records after the step are deleted.
 
-        Args: about: what is known of the model and the watch. layers: as they are measured first.
-        Returns: the measures that are there already.
-        Raises: InputError: a training of another model is there.
+        Args: about: description of the model and the monitor. layers: at the first measure.
+        Returns: earlier measures.
+        Raises: InputError: the folder holds a training of another model.
         """
         folder = self.folder
         described = [_described(layer) for layer in layers]
@@ -94,7 +93,7 @@ class Record:
             return folder.measures.read()
         content: JsonObject = {"monitor": {**about, "layers": described}}
         if is_run(folder.path):
-            # In the place of another; what is not of it stays.
+            # Replace the other training; unrelated files stay.
             shutil.rmtree(folder.history, ignore_errors=True)
             for file in (folder.reports.path, folder.measures.path, folder.probe):
                 file.unlink(missing_ok=True)
@@ -106,9 +105,13 @@ class Record:
         return []
 
     def add(
-        self, step: int, layers: Sequence[LayerSeen], alarms: Sequence[JsonMapping], seconds: float
+        self,
+        step: int,
+        layers: Sequence[MeasuredLayer],
+        alarms: Sequence[JsonMapping],
+        seconds: float,
     ) -> None:
-        """Add what was measured at a step."""
+        """Add the measures of a step."""
         report: JsonObject = {
             "step": step,
             "seconds": round(seconds, 3),
@@ -119,20 +122,20 @@ class Record:
         self.folder.measures.append(report)
 
     def add_snapshot(
-        self, step: int, loss: float | None, layers: Sequence[LayerSeen], keeps: bool
+        self, step: int, loss: float | None, layers: Sequence[MeasuredLayer], keeps: bool
     ) -> None:
-        """Add a snapshot; keeps: the matrices themselves, not their pictures alone."""
+        """Add a snapshot; keeps: whether to store the matrices, not only their pictures."""
         entries = [_snapshot(layer, keeps) for layer in layers]
         write_snapshot(self.folder.history, Snapshot(step, loss, entries))
 
     @property
     def last_snapshot(self) -> int | None:
-        """The step of the last snapshot."""
+        """Step of the last snapshot; None: no snapshot."""
         return next(reversed(History(self.folder.history).steps), None)
 
 
 def _check_same(path: Path, before: Sequence[JsonMapping], now: Sequence[JsonMapping]) -> None:
-    """Raise an InputError unless the layers are those of the training that is taken up again."""
+    """Raise an InputError unless the layers equal those of the resumed training."""
     for was, layer in zip_longest(before, now, fillvalue=cast(JsonMapping, {})):
         if (was.get("name"), was.get("heads")) != (layer.get("name"), layer.get("heads")):
             raise InputError(
@@ -142,9 +145,9 @@ def _check_same(path: Path, before: Sequence[JsonMapping], now: Sequence[JsonMap
             )
 
 
-def _described(layer: LayerSeen) -> JsonObject:
-    own = layer.matrices
-    missing = ["W_Q", "W_K", "W_V", "W_O"] if own is None else ["W_O"] * (own.W_O is None)
+def _described(layer: MeasuredLayer) -> JsonObject:
+    matrices = layer.matrices
+    missing = ["W_Q", "W_K", "W_V", "W_O"] if matrices is None else ["W_O"] * (matrices.W_O is None)
     return {
         "name": layer.name,
         "kind": layer.layer.kind,
@@ -155,29 +158,29 @@ def _described(layer: LayerSeen) -> JsonObject:
 
 
 def _short(measures: Mapping[str, Numbers]) -> JsonObject:
-    """Measures with 6 significant digits."""
+    """Round measures to 6 significant digits."""
     return {
         name: [None if value is None else float(f"{value:.6g}") for value in values]
         for name, values in measures.items()
     }
 
 
-def bytes_of(layers: Sequence[LayerSeen]) -> int:
-    """How much room the matrices of a snapshot take."""
+def bytes_of(layers: Sequence[MeasuredLayer]) -> int:
+    """Return the size of a snapshot's matrices in bytes."""
     return sum(matrix.nbytes for layer in layers for matrix in _matrices(layer).values())
 
 
-def _matrices(layer: LayerSeen) -> dict[str, Tensor]:
-    own = layer.matrices
-    if own is None:
+def _matrices(layer: MeasuredLayer) -> dict[str, Tensor]:
+    known = layer.matrices
+    if known is None:
         return {}
-    named = {"W_Q": own.W_Q, "W_K": own.W_K, "W_V": own.W_V, "W_O": own.W_O}
+    named = {"W_Q": known.W_Q, "W_K": known.W_K, "W_V": known.W_V, "W_O": known.W_O}
     return {name: matrix for name, matrix in named.items() if matrix is not None}
 
 
 @torch.no_grad()
-def _snapshot(seen: LayerSeen, keeps: bool) -> LayerSnapshot:
-    layer, matrices = seen.layer, _matrices(seen)
+def _snapshot(measured: MeasuredLayer, keeps: bool) -> LayerSnapshot:
+    layer, matrices = measured.layer, _matrices(measured)
     finite = {name: m for name, m in matrices.items() if bool(m.isfinite().all())}
     measures = matrix_measures(finite, None, layer.heads)
     product = None
@@ -185,9 +188,11 @@ def _snapshot(seen: LayerSeen, keeps: bool) -> LayerSnapshot:
         queries, keys = finite["W_Q"], finite["W_K"]
         if queries.shape[1] == keys.shape[1]:
             product = product_cells(queries, keys, PRODUCT_SIZE)
-    extra = _short({name: seen.measures[name] for name in seen.measures if name not in measures})
+    extra = _short(
+        {name: measured.measures[name] for name in measured.measures if name not in measures}
+    )
     return LayerSnapshot(
-        name=seen.name,
+        name=measured.name,
         kind=layer.kind,
         matrices=matrices if keeps else {},
         measures=measures | extra,

@@ -11,11 +11,11 @@ from headloom.tracing.sources.transformers import transformers
 if TYPE_CHECKING:
 
     class TrainerCallback:
-        """As Transformers has it: a method for each event."""
+        """Base class of Transformers, with a method for each event."""
 else:
     TrainerCallback = transformers().TrainerCallback
 
-#: What Trainer calls its numbers, and headloom's metrics.
+#: Names of numbers in the Trainer, and of headloom's metrics.
 _NUMBERS = {
     "loss": "loss",
     "eval_loss": "validation_loss",
@@ -32,10 +32,10 @@ class MonitorCallback(TrainerCallback):
 
     Args:
         folder: of the run, as for `headloom.monitor`.
-        options: as for `headloom.monitor`. The tokenizer is the Trainer's, unless one is given; a
-            training that goes on from a checkpoint goes on in its folder.
+        options: as for `headloom.monitor`. The tokenizer is the Trainer's by default; a training
+            that resumes from a checkpoint continues in its folder.
 
-    monitor: the `Monitor` of the last training; None before there is one.
+    monitor: the `Monitor` of the last training; None: no training yet.
 
     Raises: InputError: Transformers is not installed.
     """
@@ -45,8 +45,8 @@ class MonitorCallback(TrainerCallback):
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **event: Any) -> None:
-        """The training begins, or goes on from a checkpoint."""
-        if self.monitor is not None:  # of a training that ended in an error
+        """Begin, or resume from a checkpoint."""
+        if self.monitor is not None:  # the last training ended by an error
             self.monitor.__exit__(InterruptedError, None, None)
         if state.is_world_process_zero:
             options: dict[str, Any] = {"tokenizer": event.get("processing_class")} | self._options
@@ -55,22 +55,22 @@ class MonitorCallback(TrainerCallback):
             self.monitor.__enter__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
-        """A step of the optimiser is done."""
+        """Count a step of the optimizer."""
         if self.monitor is not None:
             self.monitor.reach(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, **event: Any) -> None:
-        """The Trainer reports numbers."""
+        """Report the numbers of the Trainer."""
         logs = event.get("logs") or {}
         numbers = {
-            name: logs[said]
-            for said, name in _NUMBERS.items()
-            if isinstance(logs.get(said), int | float)
+            name: logs[key]
+            for key, name in _NUMBERS.items()
+            if isinstance(logs.get(key), int | float)
         }
         if self.monitor is not None and ("loss" in numbers or "validation_loss" in numbers):
             self.monitor.report(**numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
-        """The training has ended."""
+        """End the monitor."""
         if self.monitor is not None:
             self.monitor.__exit__(None, None, None)
