@@ -108,7 +108,7 @@ def test_models_of_hugging_face(headloom_main: Command, tmp_path: Path, kind: st
         (("--text", "abc", "--patch", "abd", "--replacement", "mean", "--logit", "a"), "both say"),
         (("--text", "abc", "--at", "4"), "no position 4; the input has positions 0 to 1"),
         (("--layer", "9"), "the model has layers 0 to 0"),
-        (("--text", "abc", "--patch", "ab", "--logit", "a"), "as many tokens"),
+        (("--text", "abc", "--patch", "ab", "--logit", "a"), "the same number of tokens"),
         (("--text", "a"), "the text has one token; the loss needs two or more"),
     ],
 )

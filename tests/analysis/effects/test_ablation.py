@@ -84,7 +84,7 @@ def test_patching_carries_the_answer_over() -> None:
     assert found.baseline == pytest.approx(10, abs=1e-4)
     assert found.effects[0].value == pytest.approx(-10, abs=1e-4)
     assert found.effects[1].change == pytest.approx(0, abs=1e-4)
-    with pytest.raises(headloom.ShapeError, match="as many tokens"):
+    with pytest.raises(headloom.ShapeError, match="the same number of tokens"):
         patch(model, difference, lambda: model(other[:, :2]))
 
 

@@ -191,11 +191,11 @@ def test_what_cannot_be_estimated() -> None:
 
     for said, call in {
         'kind="patch" needs source=': lambda: estimate(layer, measure, kind="patch"),
-        "need as many tokens": lambda: estimate(
+        "need the same number of tokens": lambda: estimate(
             layer, measure, kind="patch", source=lambda: measure(5)
         ),
         "no head 0.4": lambda: estimate(layer, measure, heads=[(0, 4)]),
-        "no tensor with a gradient": lambda: estimate(layer, lambda: measure().detach()),
+        "not a tensor with a gradient": lambda: estimate(layer, lambda: measure().detach()),
         "cannot be reached": lambda: estimate(nn.Linear(2, 2), lambda: torch.ones(())),
     }.items():
         with pytest.raises(headloom.HeadloomError, match=said):

@@ -129,7 +129,7 @@ def test_what_cannot_be_done_says_so(language_model: nn.Module) -> None:
         ([Intervention("nowhere", 0)], "ran no attention layer 'nowhere'"),
         ([Intervention(SECOND, 4)], "no head 4 in layers.1, which has 0 to 3"),
         ([Intervention(SECOND, 0, "mean")], "without an output"),
-        ([Intervention(SECOND, 0, "patch", torch.zeros(2, 3, 4))], "as many tokens"),
+        ([Intervention(SECOND, 0, "patch", torch.zeros(2, 3, 4))], "the same number of tokens"),
     ):
         with (
             pytest.raises(headloom.InputError, match=said),

@@ -173,7 +173,7 @@ def test_layers_that_may_not_follow_each_other_are_refused() -> None:
         rollout(in_parts)
     assert torch.equal(rollout(replace(in_parts, layers=in_parts.layers[:1])).sum(1), torch.ones(2))
     back = _trace(_looks("c", "cross", "left", "right"), _looks("d", "cross", "right", "left"))
-    with pytest.raises(headloom.InputError, match="nothing says which is updated first"):
+    with pytest.raises(headloom.InputError, match="the order of their updates is unknown"):
         rollout(back)
 
 

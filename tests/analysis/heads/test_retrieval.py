@@ -30,7 +30,7 @@ def test_where_the_needle_stands() -> None:
     for text, said in (("blue cat", "0 times"), ("secret word", "1 times"), ("", "0 times")):
         with pytest.raises(headloom.InputError, match=said):
             find_needle(TOKENS, text)
-    with pytest.raises(headloom.InputError, match="split alike"):
+    with pytest.raises(headloom.InputError, match="split in the same way"):
         find_needle(["blue", "fish", "x", "bluefish"], "bluefish")
 
 
@@ -83,5 +83,5 @@ def test_bad_needles(pair_trace: Trace) -> None:
     for needle in (Needle(0, 1, 2), Needle(0, 4, 2), Needle(-1, 3, 1), Needle(0, 3, 0)):
         with pytest.raises(headloom.InputError, match="expected the needle"):
             retrieval_score(layer, needle)
-    with pytest.raises(headloom.InputError, match="one sequence at another"):
+    with pytest.raises(headloom.InputError, match="is cross-attention"):
         retrieval_score(pair_trace.layer("cross", 0), Needle(0, 2, 1))

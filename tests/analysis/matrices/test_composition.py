@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_one_error() -> None:
     broken.W_K[0, 0, 0] = torch.nan
     with pytest.raises(headloom.InputError, match=r"^composition: W_K of layer encoder1"):
         composition_table([drawn(0, "encoder"), broken])
-    with pytest.raises(headloom.ShapeError, match="a width of 3, the second begins in one of 4"):
+    with pytest.raises(headloom.ShapeError, match="a width of 3, the second reads one of 4"):
         composition(
             Circuit(torch.eye(3)[None], torch.eye(3)[None]), Circuit(*[torch.eye(4)[None]] * 2)
         )
