@@ -2,10 +2,10 @@
 
 The face of the library:
 
-    out = headloom.attention(q, k, v, mask=headloom.causal())
-    out, graph = headloom.attend(q, k, v, mask=headloom.causal(), keep=headloom.Top(32))
+    out = headloom.attention(q, k, v, is_causal=True)
+    out, graph = headloom.attend(q, k, v, is_causal=True, keep=32)
 
-    trace = headloom.trace(model, inputs, tokenizer=tokenizer, keep=headloom.Top(32))
+    trace = headloom.trace(model, inputs, tokenizer=tokenizer, keep=32)
     trace.save("run.loom")
 
 Its names stand in `__init__.pyi`, and each loads its module when it is first used: torch takes a
