@@ -18,12 +18,14 @@ from .api.comparing import compare as compare
 from .api.corpus import trace_corpus as trace_corpus
 from .api.demo import demo as demo
 from .api.doctor import doctor as doctor
+from .api.evaluation import Evaluation as Evaluation
 from .api.export import export as export
 from .api.heads import heads as heads
 from .api.importing import from_files as from_files
 from .api.measures import measure as measure
 from .api.model import Model as Model
 from .api.opening import ablate as ablate
+from .api.opening import evaluate as evaluate
 from .api.opening import load as load
 from .api.opening import open as open
 from .api.opening import predict as predict
@@ -37,6 +39,7 @@ from .api.trace import from_queries_keys as from_queries_keys
 from .api.trace import from_weights as from_weights
 from .api.trace import watch as watch
 from .api.train import train as train
+from .api.view import view as view
 from .api.word_alignment import align as align
 from .errors import BackendError as BackendError
 from .errors import DataError as DataError

@@ -165,3 +165,51 @@ def test_heads_are_ablated_and_tokens_weighed(runs: Path, writer: Path) -> None:
     assert list(table.columns) == ["position", "token", "relevance"]
     assert table["relevance"].is_monotonic_decreasing and set(table["token"]) == {"a", "b", "c"}
     assert table.attrs["predicted"] == "d" and table.attrs["after"] == "c"
+
+
+def test_a_run_is_evaluated_on_what_somebody_holds(runs: Path, tmp_path: Path) -> None:
+    """A dict of measures, that shows its table; the same of a list, a table and a file."""
+    run = headloom.open(runs / "translation")
+    own = run.evaluate(beam=1)
+    assert own["bleu"] == own.content["bleu"] and own.table["measure"].tolist() == list(own)
+    assert "case:mixed" in repr(own) and own._repr_html_().count("<tr") == len(own) + 1
+    with pytest.raises(KeyError, match="no measure 'accuracy' of this model; there are bleu,"):
+        own["accuracy"]
+    pairs = [("the cat sees the dog", "das cat sieht das dog")] * 2
+    frame = pandas.DataFrame(pairs, columns=["en", "de"])
+    frame.to_csv(tmp_path / "pairs.csv", index=False)
+    for data in (pairs, frame, tuple(zip(*pairs, strict=True)), tmp_path / "pairs.csv"):
+        scores = headloom.evaluate(run, data, beam=1)
+        assert "given data, 2 examples, beam 1" in scores.titles[0] and scores["loss"] > 0
+    both = run.evaluate(pairs, beam=1, against=runs / "translation")
+    assert (both.table["p"] == 1).all() and "difference" in both.table
+    text = "the cow sees the cow\n" * 20
+    (tmp_path / "text.txt").write_text(text)
+    language = headloom.load(runs / "language")
+    scores = language.evaluate(text.splitlines())
+    assert scores == language.evaluate(tmp_path / "text.txt") != language.evaluate()
+    with pytest.raises(headloom.InputError, match="split 'test' is of the run's own data"):
+        language.evaluate(text.splitlines(), split="test")
+
+
+def test_a_model_of_transformers_is_evaluated(
+    writer: Path, words: list[str], tmp_path: Path
+) -> None:
+    model = headloom.load(writer)
+    scores = model.evaluate(["a b c", "d e"])
+    inputs = [model.tokenizer(text, return_tensors="pt")["input_ids"] for text in ("a b c", "d e")]
+    with torch.no_grad():
+        nats = [float(model.module(ids, labels=ids).loss) * (ids.shape[1] - 1) for ids in inputs]
+    assert scores["loss"] == pytest.approx(sum(nats) / 3)
+    settings = {
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+        "id2label": {0: "0", 1: "1"}, "label2id": {"0": 0, "1": 1},
+    }  # fmt: skip
+    kind = "BertForSequenceClassification"
+    model = headloom.load(saved_transformers(kind, tmp_path, words, **settings))
+    frame = model.classify(["a b", "c", "e"]).assign(label=["0", "1", "1"])
+    frame["right"] = frame["label"] == model.classify(list(frame["text"]))["label"]
+    scores = model.evaluate(frame[["text", "label"]])
+    assert scores["accuracy"] == pytest.approx(frame["right"].mean()) and "macro_f1" in scores
+    with pytest.raises(headloom.InputError, match="has no data of its own"):
+        model.evaluate()

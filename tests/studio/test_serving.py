@@ -16,7 +16,7 @@ import headloom
 from headloom.api.trace import Trace
 from headloom.studio.page import collect
 from headloom.studio.runs import open_collection
-from headloom.studio.serving import Viewer, view
+from headloom.studio.serving import Viewer
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_damaged_trace_does_not_close_its_folder(part_damaged: Path) -> None:
     assert "a-damaged.loom" in damaged and "damaged" in damaged
     assert "newer.loom" in newer and "version 99" in newer
     with pytest.warns(UserWarning, match="skipped: ") as warned:
-        view(part_damaged, port=0, browser=False).close()
+        headloom.view(part_damaged, port=0, browser=False).close()
     assert len(warned) == 2 and "a-damaged.loom" in str(warned[0].message)
     for name in ("good", "other"):
         (part_damaged / f"{name}.loom" / "trace.json").write_text("[]")

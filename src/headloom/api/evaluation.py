@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+
+from headloom.api.predict import predictions
+from headloom.api.questions import PredictOptions, Questions
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
+from headloom.training.config import RunConfig
+from headloom.training.given import given_columns, given_task
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.measures import (
     STRETCH,
     CorpusMeasure,
     Results,
+    bits_per_byte,
     common_stretches,
+    label_measures,
+    mean_measure,
+    perplexity,
+    translation_measures,
 )
 from headloom.training.resampling import Comparison, Confidence, Resampling, compare, interval
-from headloom.training.tasks.task import Task
+
+if TYPE_CHECKING:
+    import pandas
 
 #: Told how much is done, of how much or None, and of what.
 Progress = Callable[..., None]
@@ -29,73 +46,78 @@ _FACTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How models are measured.
+class Evaluation(dict[str, float]):
+    """Measures of a model, by their names, and the interval of each: a dict that shows its table.
 
-    split: "valid" or "test"; None: test where there is such data.
-    beam: of the decoding, 1 = greedy.
-    data: where the data of the runs are; None: where they were in training.
+    table: a DataFrame: measure, value, low, high (95 percent); of a comparison A and B, with the
+    interval of each, their difference (B - A) and p.
+    titles: what was measured, and on what; notes: what else there is to say.
+    header, rows: the table as it is printed; content: all numbers, as ``--json`` prints them.
     """
 
-    split: str | None = None
-    beam: int = 5
-    data: Path | None = None
-    resampling: Resampling = Resampling()  # noqa: RUF009 - frozen
+    def __init__(
+        self, values: Mapping[str, float], titles: Sequence[str], header: Sequence[str],
+        rows: list[list[str]], notes: list[str], content: JsonObject, table: pandas.DataFrame,
+    ) -> None:  # fmt: skip
+        super().__init__(values)
+        self.titles, self.header, self.rows = titles, header, rows
+        self.notes, self.content, self.table = notes, content, table
+
+    def __missing__(self, name: str) -> float:
+        """Say which measures there are."""
+        raise KeyError(f"no measure {name!r} of this model; there are {', '.join(self)}")
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table."""
+        return self.table
+
+    def __repr__(self) -> str:
+        import pandas
+
+        shown = pandas.DataFrame(self.rows, columns=list(self.header)).to_string(index=False)
+        return "\n".join([*self.titles, shown, *self.notes])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        import pandas
+
+        shown = pandas.DataFrame(self.rows, columns=list(self.header)).to_html(index=False)
+        around = ["".join(f"<p>{escape(line)}</p>" for line in part)
+                  for part in (self.titles, self.notes)]  # fmt: skip
+        return shown.join(around)
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
-    """What was measured: titles, a table, what is to be said below it; and all by names."""
+class HeldOut:
+    """A model with the data that it is to be measured on.
 
-    titles: list[str]
-    header: Sequence[str]
-    rows: list[list[str]]
-    notes: list[str]
-    content: JsonObject
-
-
-def evaluate(first: Path, second: Path | None, how: Evaluation, progress: Progress) -> Report:
-    """Measure a run on its held-out data; or two on the same, and test their difference in pairs.
-
-    Raises: HeadloomError: no such run, no such data, options that do not fit; two whose data are
-    not the same, or have nothing in common to be measured by.
+    measure: what it reaches, by the beam and told how many of how many are done.
+    split: of the data; digest: what tells them from others; None: they were given.
+    config, step: of a run and its training; tokenizer: its text, where tokens are compared.
     """
-    paths = [path for path in (first, second) if path is not None]
-    runs = [_opened(path, how, progress) for path in paths]
-    if second is not None:
-        _check_same_data(*runs)
-    measured = [_measured(run, how, progress) for run in runs]
-    report = _of_one(measured[0], how)
-    if second is not None:
-        progress(0, None, "comparing")
-        report = _of_two(*_on_the_same(*measured), how)
-    return replace(report, content={**report.content, "resampling": asdict(how.resampling)})
 
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """A run with its data read."""
-
-    path: Path
-    run: TrainedRun
-    task: Task
-    split: str
+    name: str
+    measure: Callable[[int, Callable[[int, int | None], None]], Results]
+    split: str = "given"
+    digest: str | None = None
+    config: RunConfig | None = None
+    step: int | None = None
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """A run, and what it reached."""
+    """A model, and what it reached."""
 
-    path: Path
-    run: TrainedRun
+    of: HeldOut
     results: Results
 
     @property
     def title(self) -> str:
         """What was measured, and on what."""
         facts = self.results.facts
-        parts = [str(self.path), f"step {self.run.step:,}, {self.results.split} data"]
+        step = "" if self.of.step is None else f"step {self.of.step:,}, "
+        parts = [self.of.name, f"{step}{self.results.split} data"]
         parts += [form.format(facts[name]) for name, form in _FACTS.items() if name in facts]
         return ", ".join(parts)
 
@@ -108,24 +130,114 @@ class _Measured:
     def content(self, intervals: dict[str, Confidence]) -> JsonObject:
         """All numbers, for JSON."""
         ends = {name: [part.low, part.high] for name, part in intervals.items()}
-        notes = {"run": str(self.path), "step": self.run.step}
+        notes = {"run": self.of.name, "step": self.of.step}
         return {**notes, **self.results.values(), "intervals": ends}
 
 
-def _opened(path: Path, how: Evaluation, progress: Progress) -> _Run:
-    progress(0, None, f"reading {path}")
-    run = open_run(path, how.data)
-    task = run.task(how.split)
-    return _Run(path, run, task, how.split or ("test" if task.has_test else "valid"))
+def held_out_of_run(run: TrainedRun, data: object, split: str | None) -> HeldOut:
+    """The held-out data of a run, where they are now, or examples that are given."""
+    name, task, part = str(run.folder.path), None, split
+    if data is None or _is_place(run, data):
+        run = run if data is None else open_run(run.folder.path, Path(str(data)))
+        try:
+            task = run.task(split)
+            part = split or ("test" if task.has_test else "valid")
+        except InputError:
+            if data is None or run.config.task.place != "file":
+                raise  # else it is another text
+    label = part or "given"
+    if task is None:
+        if split is not None:
+            raise InputError(f"evaluate: split {split!r} is of the run's own data. Leave it out.")
+        task, part, label = given_task(run, data), "valid", "given"
+    held, chosen = task, part or "valid"
+
+    def measure(beam: int, told: Callable[[int, int | None], None]) -> Results:
+        results = held.results(run.model, split=chosen, beam=beam, progress=told)
+        return replace(results, split=label)
+
+    words = run.data.vocabulary
+    text = None if words is None else words.tokenizer.to_str()
+    return HeldOut(name, measure, label, held.digest(chosen), run.config, run.step, text)
 
 
-def _measured(one: _Run, how: Evaluation, progress: Progress) -> _Measured:
-    def told(done: int, total: int | None) -> None:
-        progress(done, total, f"measuring {one.path}")
+def _is_place(run: TrainedRun, data: object) -> bool:
+    """Whether data is where those of a run are now; else it is other examples."""
+    if not isinstance(data, str | Path):
+        return False
+    return Path(data).is_dir() or run.config.task.place in ("graph", "file")
 
-    told(0, None)
-    results = one.task.results(one.run.model, split=one.split, beam=how.beam, progress=told)
-    return _Measured(one.path, one.run, results)
+
+def results_of_model(
+    model: Questions, data: object, beam: int, told: Callable[[int, int | None], None]
+) -> Results:
+    """What a model that is no run reaches on examples."""
+    if model._predicts == "label":
+        texts, labels = given_columns(data, {"text": None, "label": None})
+        return _of_classes(model, texts, labels)
+    if model._predicts == "translation":
+        sources, targets = given_columns(data, {"source": None, "target": None})
+        written = list(predictions(model, iter(sources), PredictOptions(beam)))
+        facts: JsonObject = {"examples": len(sources), "beam": beam}
+        return Results("given", "sentences", translation_measures(written, targets), facts)
+    (texts,) = given_columns(data, {"text": None})
+    sums = []
+    for done, text in enumerate(texts):
+        told(done, len(texts))
+        loss = model._loss(text, None)
+        with torch.no_grad():
+            count = len(loss.tokens) - 1
+            sums.append((float(loss.run()) * count, count, len(text.encode())))
+    nats, tokens, sizes = (np.array(column, dtype=np.float64) for column in zip(*sums, strict=True))
+    measures = [
+        mean_measure("bits_per_byte", "bits per byte", nats, sizes, higher=False,
+                     formula=bits_per_byte),
+        mean_measure("loss", "loss, nats", nats, tokens, higher=False, per_token=True),
+        mean_measure("perplexity", "perplexity", nats, tokens, higher=False, formula=perplexity,
+                     digits=3, per_token=True),
+    ]  # fmt: skip
+    facts = {"examples": len(texts), "tokens": int(tokens.sum()), "bytes": int(sizes.sum())}
+    return Results("given", "texts", measures, facts)
+
+
+def _of_classes(model: Questions, texts: Sequence[str], labels: Sequence[str]) -> Results:
+    shares = [dict(share or {}) for share in model._classes(texts)]
+    classes = sorted({name for share in shares for name in share})
+    if unknown := set(labels) - set(classes):
+        raise InputError(
+            f"data: {min(unknown)!r} is no class of {model.name}: {', '.join(classes[:10])}."
+        )
+    expected = [classes.index(label) for label in labels]
+    taken = [classes.index(max(share, key=lambda name: share[name])) for share in shares]
+    nats = [-math.log(max(s[right], 1e-300)) for s, right in zip(shares, labels, strict=True)]
+    loss = mean_measure("loss", "loss, nats", nats, np.ones(len(nats)), higher=False)
+    measures = [*label_measures(expected, taken, len(classes)), loss]
+    return Results("given", "texts", measures, {"examples": len(texts)})
+
+
+def evaluate_models(
+    first: HeldOut, second: HeldOut | None, beam: int, how: Resampling, progress: Progress
+) -> Evaluation:
+    """What a model reaches, with intervals; or two on the same data, with a test in pairs.
+
+    Raises: InputError: data of two that are not the same, or no measure in common.
+    """
+    if second is not None:
+        _check_same_data(first, second)
+
+    def measured(model: HeldOut) -> _Measured:
+        def told(done: int, total: int | None) -> None:
+            progress(done, total, f"measuring {model.name}")
+
+        told(0, None)
+        return _Measured(model, model.measure(beam, told))
+
+    one = measured(first)
+    if second is None:
+        return _of_one(one, how)
+    two = measured(second)
+    progress(0, None, "comparing")
+    return _of_two(*_on_the_same(one, two), how)
 
 
 def _number(measure: CorpusMeasure, value: float) -> str:
@@ -136,10 +248,16 @@ def _range(measure: CorpusMeasure, part: Confidence | None) -> str:
     return "-" if part is None else f"{_number(measure, part.low)}-{_number(measure, part.high)}"
 
 
-def _of_one(one: _Measured, how: Evaluation) -> Report:
+def _ends(part: Confidence | None) -> tuple[float, float]:
+    return (math.nan, math.nan) if part is None else (part.low, part.high)
+
+
+def _of_one(one: _Measured, how: Resampling) -> Evaluation:
+    import pandas
+
     results, facts = one.results, one.results.facts
     # Of one example alone there is no interval.
-    known = {m.name: interval(m, how.resampling) for m in results.measures if len(m.statistics) > 1}
+    known = {m.name: interval(m, how) for m in results.measures if len(m.statistics) > 1}
     rows = [[m.label, _number(m, m.value), _range(m, known.get(m.name))] for m in results.measures]
     notes = []
     if facts.get("unknown_tokens"):
@@ -149,29 +267,37 @@ def _of_one(one: _Measured, how: Evaluation) -> Report:
         )
     if "chance" in facts:
         notes.append(f"Chance: {facts['chance']:.4f} right.")
-    header = ("measure", "value", f"{how.resampling.level:.0%} interval")
-    return Report([one.title], header, rows, [*notes, *one.signatures], one.content(known))
+    header = ("measure", "value", f"{how.level:.0%} interval")
+    content = {**one.content(known), "resampling": asdict(how)}
+    table = pandas.DataFrame(
+        [(m.name, m.value, *_ends(known.get(m.name))) for m in results.measures],
+        columns=["measure", "value", "low", "high"],
+    )
+    values = {m.name: m.value for m in results.measures}
+    notes += one.signatures
+    return Evaluation(values, [one.title], header, rows, notes, content, table)
 
 
-def _of_two(one: _Measured, two: _Measured, how: Evaluation) -> Report:
-    words = [side.run.data.vocabulary for side in (one, two)]
-    same_tokens = len({None if part is None else part.tokenizer.to_str() for part in words}) < 2
+def _of_two(one: _Measured, two: _Measured, how: Resampling) -> Evaluation:
+    import pandas
+
+    same_tokens = one.of.tokenizer == two.of.tokenizer
     others = {measure.name: measure for measure in two.results.measures}
     comparisons = [
-        compare(measure, others[measure.name], how.resampling)
+        compare(measure, others[measure.name], how)
         for measure in one.results.measures
         if measure.name in others and (same_tokens or not measure.per_token)
     ]
     if not comparisons:
         raise InputError(
-            f"{one.path} and {two.path} have other vocabularies and no measure in common. Compare "
-            "models of the same task."
+            f"{one.of.name} and {two.of.name} have other vocabularies and no measure in common. "
+            "Compare models of the same task."
         )
     compared = {c.measure.name for c in comparisons}
     measures = (*one.results.measures, *two.results.measures)
     left_out = list(dict.fromkeys(m.label for m in measures if m.name not in compared))
-    in_words = _in_words(one, two, comparisons[0], how.resampling.trials)
-    level = f"{how.resampling.level:.0%}"
+    in_words = _in_words(one, two, comparisons[0], how.trials)
+    level = f"{how.level:.0%}"
     rows = [
         [
             c.measure.label,
@@ -194,11 +320,22 @@ def _of_two(one: _Measured, two: _Measured, how: Evaluation) -> Report:
         },
         "not_compared": left_out,
         "in_words": in_words,
+        "resampling": asdict(how),
     }
+    table = pandas.DataFrame(
+        [
+            (c.measure.name, c.first, *_ends(c.first_interval), c.second, *_ends(c.second_interval),
+             c.difference, c.p)
+            for c in comparisons
+        ],
+        columns=["measure", "A", "A_low", "A_high", "B", "B_low", "B_high", "difference", "p"],
+    )  # fmt: skip
     header = ("measure", "A", f"{level} of A", "B", f"{level} of B", "B - A", "p")
     notes = [f"Not comparable: {', '.join(left_out)}."] if left_out else []
     titles = [f"A: {one.title}", f"B: {two.title}"]
-    return Report(titles, header, rows, [*notes, in_words, *one.signatures], content)
+    values = {c.measure.name: c.first for c in comparisons}
+    notes += [in_words, *one.signatures]
+    return Evaluation(values, titles, header, rows, notes, content, table)
 
 
 def _on_the_same(first: _Measured, second: _Measured) -> tuple[_Measured, _Measured]:
@@ -209,32 +346,34 @@ def _on_the_same(first: _Measured, second: _Measured) -> tuple[_Measured, _Measu
     common = common_stretches(covered[0], covered[1])
     if common.start == common.stop:
         raise InputError(
-            f"{first.path} and {second.path} have no {STRETCH} characters of the held-out text in "
-            "common. Compare models of a longer text, or with a smaller task.block."
+            f"{first.of.name} and {second.of.name} have no {STRETCH} characters of the held-out "
+            "text in common. Compare models of a longer text, or with a smaller task.block."
         )
     one, two = (replace(part, results=part.results.part(common)) for part in (first, second))
     return one, two
 
 
-def _check_same_data(first: _Run, second: _Run) -> None:
-    if first.task.digest(first.split) == second.task.digest(second.split):
+def _check_same_data(first: HeldOut, second: HeldOut) -> None:
+    if first.digest == second.digest:
         return
-    configs = first.run.config, second.run.config
-    seeds, kinds = ([c.training.seed for c in configs], [c.task.kind for c in configs])
     why = ""
-    if kinds[0] != kinds[1]:
-        why = f" (task.kind {kinds[0]} and {kinds[1]})"
-    elif kinds[0] in ("dates", "repeats") and seeds[0] != seeds[1]:
-        why = f" (drawn with training.seed {seeds[0]} and {seeds[1]})"
+    if first.config is not None and second.config is not None:
+        (one, seed), (two, other) = (
+            (c.task.kind, c.training.seed) for c in (first.config, second.config)
+        )
+        if one != two:
+            why = f" (task.kind {one} and {two})"
+        elif one in ("dates", "repeats") and seed != other:
+            why = f" (drawn with training.seed {seed} and {other})"
     raise InputError(
-        f"{first.path} and {second.path}: their {first.split} data differ{why}. Two models are "
-        "compared on the same data."
+        f"{first.name} and {second.name}: their {first.split} data differ{why}. Two models "
+        "are compared on the same data."
     )
 
 
 def _in_words(first: _Measured, second: _Measured, chosen: Comparison, trials: int) -> str:
     """What the comparison by a measure says, in one sentence."""
-    names, measure = (first.path, second.path), chosen.measure
+    names, measure = (first.of.name, second.of.name), chosen.measure
     if chosen.difference == 0:
         return f"{names[0]} and {names[1]} are equal by {measure.label}."
     values = chosen.first, chosen.second

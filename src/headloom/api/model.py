@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headloom.api.effects import Replacement, ablate_heads, token_relevance
+from headloom.api.evaluation import Evaluation, HeldOut, evaluate_models, results_of_model
 from headloom.api.predict import cannot, predictions, table_of
 from headloom.api.questions import (
     Inputs,
@@ -27,6 +29,7 @@ from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
 from headloom.models.dense import Products
 from headloom.tracing.options import TraceOptions, Verify
+from headloom.training.resampling import Resampling
 
 if TYPE_CHECKING:
     import pandas
@@ -164,6 +167,51 @@ class Model(Questions):
             tell_unknown("the text", self._unknown_parts(text) if text else ())
             traces += map(Trace.of, made if isinstance(made, list) else [made])
         return traces[0] if len(traces) == 1 and not several else traces
+
+    def evaluate(
+        self,
+        data: object = None,
+        *,
+        split: str | None = None,
+        beam: int = 5,
+        seed: int = 1,
+        against: Any = None,
+        progress: Callable[..., None] = lambda done, total, what: None,
+    ) -> Evaluation:
+        """Measure the model on held-out data, with intervals; or two on the same, with a test.
+
+        Args:
+            data: None: the run's own; where these are now, as its task.folder, task.file or
+                task.graph; or other examples, as `headloom.train` takes them: pairs, two lists, a
+                DataFrame, texts, a file.
+            split: of a run's own data, "valid" or "test"; None: test where there is such data.
+            beam: of a translator's decoding; 1: greedy.
+            seed: of the resampling.
+            against: another run, or its folder, to be compared on the same data.
+            progress: told how much is done, of how much or None, and of what.
+
+        Returns: an Evaluation: a dict from the names of measures to their values, with a table.
+
+        Raises: HeadloomError: no data, options that do not fit; two whose data are not the same.
+        """
+        models = (self,) if against is None else (self, self._like(against))
+        first, *second = [model._held_out(data, split) for model in models]
+        how = Resampling(seed=seed)
+        return evaluate_models(first, second[0] if second else None, beam, how, progress)
+
+    def _like(self, other: Any) -> Model:
+        """Another model to compare with, which `headloom.load` has loaded."""
+        if isinstance(other, Model):
+            return other
+        raise InputError("evaluate: against is a model; give headloom.load(...) of it.")
+
+    def _held_out(self, data: object, split: str | None) -> HeldOut:
+        """The model with the data that it is measured on."""
+        if self._predicts is None:
+            raise cannot(self, "text", "translation", "label")
+        if data is None or split is not None:
+            raise InputError(f"evaluate: {self.name} has no data of its own. Give some: data=...")
+        return HeldOut(self.name, partial(results_of_model, self, data))
 
     def ablate(
         self,

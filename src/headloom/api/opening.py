@@ -134,6 +134,7 @@ def _loading(
 
 
 ablate = _loading(Model.ablate)
+evaluate = _loading(Model.evaluate)
 predict = _loading(Model.predict)
 relevance = _loading(Model.relevance)
 trace = _loading(Model.trace)

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from headloom.api.questions import Kind, PredictOptions, tell_unknown
+from headloom.api.questions import Kind, PredictOptions, Questions, tell_unknown
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.training.inference import ClassProbabilities
 
 if TYPE_CHECKING:
     import pandas
-
-    from headloom.api.model import Model
 
 #: Lines that are read, sorted by length and predicted at once.
 WINDOW = 2_000
@@ -27,7 +25,7 @@ _ASKED: dict[Kind, tuple[str, str]] = {
 
 
 def predictions(
-    model: Model, lines: Iterable[str], options: PredictOptions, described: bool = False
+    model: Questions, lines: Iterable[str], options: PredictOptions, described: bool = False
 ) -> Iterator[Any]:
     """Translate, continue or classify lines, as the model does.
 
@@ -66,7 +64,7 @@ def _described(text: str, classes: ClassProbabilities | None) -> JsonObject:
     return {"text": text, "label": classes and classes.label, "probabilities": dict(classes or {})}
 
 
-def cannot(model: Model, *kinds: Kind) -> InputError:
+def cannot(model: Questions, *kinds: Kind) -> InputError:
     """The error of a model that is asked for what it does not do."""
     asked = " or ".join(_ASKED[kind][1] for kind in kinds)
     can = model._predicts

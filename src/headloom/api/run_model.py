@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headloom.analysis.alignment.links import mutual, pairs_of
 from headloom.analysis.alignment.words import parts_by_offsets
+from headloom.api.evaluation import HeldOut, held_out_of_run
 from headloom.api.model import Model
 from headloom.api.predict import WINDOW
 from headloom.api.questions import (
@@ -279,6 +280,14 @@ class RunModel(Model):
         if options.save is not None:
             made.save(options.save, overwrite=options.overwrite)
         return made
+
+    def _like(self, other: Any) -> Model:
+        """See Model. Also by its folder."""
+        return type(self)(other) if isinstance(other, str | Path) else super()._like(other)
+
+    def _held_out(self, data: object, split: str | None) -> HeldOut:
+        """See Model."""
+        return held_out_of_run(self._run, data, split)
 
     def _loss(self, text: object, target: str | None) -> Measure:
         """See Model. A token of an image is a pixel."""

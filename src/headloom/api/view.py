@@ -4,35 +4,67 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headloom.analysis.arguments import trace_of
 from headloom.api.asking import studio_of
-from headloom.api.opening import load
+from headloom.api.opening import Source, load
 from headloom.errors import InputError
 from headloom.formats.folders import was_interrupted
 from headloom.formats.run import is_run
+from headloom.formats.trace import TraceData
+from headloom.studio import serving
 from headloom.studio.collection import Collection
+from headloom.studio.page import collect
 from headloom.studio.runs import open_collection, open_traces
+from headloom.studio.serving import Viewer, serve
 from headloom.tracing.locating import PACKAGED, is_gguf
 
 
-def open_studio(path: Path, text: str | None = None, *others: Path) -> Collection:
-    """Return what there is to see at a path: a model, or see
-    `headloom.studio.runs.open_collection`.
+def view(
+    x: Source | TraceData,
+    *more: Path | str | TraceData,
+    text: str | None = None,
+    port: int | None = None,
+    browser: bool = True,
+    block: bool = False,
+) -> Viewer:
+    """Show every head of a trace, a run, or a model that reads what you type, in a browser.
 
     Args:
-        path: of a trace, a run, a folder of traces; or a model of Hugging Face, by its folder, GGUF
-            file or name, which is shown on a text. A run can be asked, if it reads text.
-        text: what a model of Hugging Face reads first.
-        others: more traces beside that of `path`, to compare.
+        x: a trace, a run, or a model, as objects or by their paths or names; or a folder of traces.
+        more: traces to compare with it.
+        text: what a model reads first.
+        port: 0: any that is free; None: the first free one from 8137 on.
+        browser: open one.
+        block: print the address, and serve until interrupted, as the command does; else in the
+            background, until the program ends.
 
-    Raises: DataError: nothing, or something damaged; InputError: the model reads no text.
+    Returns: the viewer: its `address`, and `close()`.
+
+    Raises: DataError: nothing, or something damaged; InputError: a text for what reads none; the
+    port is in use.
     """
-    if text is not None and (others or is_run(path) or not is_model(path)):
-        raise InputError(f"--text: {path} is no model, which would read it. Leave it out.")
-    if others:
-        return open_traces([path, *others])
-    if is_run(path) or is_model(path):
-        return studio_of(load(path), text)
-    return open_collection(path)
+    collection, start = open_studio(x, text, *more), "#view=compare" if more else ""
+    if block:
+        return serve(collection, port, browser, start)
+    return serving.view(collection, port=port, browser=browser, start=start)
+
+
+def open_studio(
+    x: Source | TraceData, text: str | None = None, *others: Path | str | TraceData
+) -> Collection:
+    """Return what there is to see: see `view`."""
+    path = Path(x) if isinstance(x, str | Path) else None
+    model = not isinstance(x, TraceData) if path is None else is_run(path) or is_model(path)
+    if text is not None and (others or not model or (path is not None and is_run(path))):
+        raise InputError(f"--text: {path or x} is no model, which would read it. Leave it out.")
+    if isinstance(x, TraceData) or others:
+        every = [x, *others]
+        if all(isinstance(each, str | Path) for each in every):
+            return open_traces([Path(str(each)) for each in every])
+        return collect([trace_of("view", each) for each in every])
+    if model:
+        return studio_of(load(x), text)
+    return open_collection(Path(str(path)))
 
 
 def is_model(path: Path) -> bool:

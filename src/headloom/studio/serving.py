@@ -12,7 +12,6 @@ import threading
 import time
 import warnings
 import webbrowser
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headloom.errors import InputError, installing, optional_package
@@ -98,7 +97,7 @@ class Viewer:
 
 def serve(
     collection: Collection, port: int | None = None, browser: bool = True, start: str = ""
-) -> None:
+) -> Viewer:
     """Serve a collection until interrupted; print the address, and at a terminal a hint.
 
     Args:
@@ -109,6 +108,8 @@ def serve(
 
     Raises: InputError: the port is in use, or Starlette or uvicorn is missing.
     """
+    for problem in collection.damaged:
+        print(f"headloom: skipped: {problem}", file=sys.stderr)
     viewer = Viewer(collection, port)
     address = viewer.address + start
     print(address, flush=True)
@@ -119,34 +120,27 @@ def serve(
         # The socket listens already: the browser waits for the answer.
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     viewer.run()
+    return viewer
 
 
 def view(
-    trace: TraceData | Collection | Path | str, *, port: int | None = None, browser: bool = True
+    seen: TraceData | Collection, *, port: int | None = None, browser: bool = True, start: str = ""
 ) -> Viewer:
-    """Show traces or a run in a browser; serve the studio in the background.
+    """Show a trace or a collection in a browser; serve the studio in the background.
 
-    Args:
-        trace: a trace, a collection, or the path of a trace, a run, or a folder of traces.
-        port: 0: any that is free; None: the first free one from 8137 on.
-        browser: whether to open a browser.
+    port, browser, start: as for `serve`.
 
     Returns: the viewer, with its `address` and `close()`. It ends with the program.
 
-    Raises: DataError: nothing can be read there; InputError: the port is in use, or Starlette or
-    uvicorn is missing.
+    Raises: InputError: the port is in use, or Starlette or uvicorn is missing.
     """
-    from headloom.studio.runs import open_collection
-
-    if isinstance(trace, TraceData):
-        trace = collect([trace])
-    collection = trace if isinstance(trace, Collection) else open_collection(Path(trace))
+    collection = seen if isinstance(seen, Collection) else collect([seen])
     for problem in collection.damaged:
         warnings.warn(f"skipped: {problem}", stacklevel=2)
     viewer = Viewer(collection, port)
     viewer.start()
     if browser:
-        webbrowser.open(viewer.address)
+        webbrowser.open(viewer.address + start)
     return viewer
 
 

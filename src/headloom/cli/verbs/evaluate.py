@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json, print_table, progress_bar
 
@@ -26,25 +27,27 @@ HeldOut = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Where a run's data are now, as its task.folder, task.file or task.graph."),
+    typer.Option(
+        help="Where a run's data are now, as its task.folder, task.file or task.graph; or a file "
+        "of other examples."
+    ),
 ]
 
 
 def evaluate(
-    run: First, second: Second = None, split: HeldOut = None, beam: option.Beam = 5,
+    run: First, against: Second = None, split: HeldOut = None, beam: option.Beam = 5,
     data: Data = None, seed: option.Seed = 1,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a run on held-out data, or compare two; both with intervals."""
     with progress_bar("starting", lines=True) as progress:
         progress(0, None)
-        from headloom.api.evaluation import Evaluation, evaluate
-        from headloom.training.resampling import Resampling
-
-        how = Evaluation(split and split.value, beam, data, Resampling(seed=seed))
-        report = evaluate(run, second, how, progress)
-    print(*report.titles, sep="\n")
-    print_table(report.header, report.rows, left=("measure",))
-    print(*report.notes, sep="\n")
+        scores = headloom.evaluate(
+            run, data, split=split and split.value, beam=beam, seed=seed, against=against,
+            progress=progress,
+        )  # fmt: skip
+    print(*scores.titles, sep="\n")
+    print_table(scores.header, scores.rows, left=("measure",))
+    print(*scores.notes, sep="\n")
     if as_json:
-        print_json(report.content)
+        print_json(scores.content)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headloom.cli.output import say
+import headloom
 
 Seen = Annotated[
     list[Path],
@@ -27,14 +27,8 @@ Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 
 def view(paths: Seen, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
     """Show every head of a trace, a run, or a model that reads what you type, in a browser."""
-    from headloom.api.view import open_studio
-    from headloom.studio.serving import serve
-
     try:
-        collection = open_studio(paths[0], text, *paths[1:])
-        for problem in collection.damaged:
-            say(f"headloom: skipped: {problem}")
-        serve(collection, port, browser, "#view=compare" if len(paths) > 1 else "")
+        headloom.view(*paths, text=text, port=port, browser=browser, block=True)
     except KeyboardInterrupt:
         # The way to end it: nothing is wrong.
         raise SystemExit(0) from None
