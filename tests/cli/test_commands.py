@@ -59,8 +59,6 @@ def test_every_file_is_a_verb_of_120_lines_and_12_options() -> None:
 
 #: Verbs whose function has another name; all others have their own.
 NAMED = {"import": "from_files", "map": "image_map"}
-#: Verbs that do not call the face yet.
-NOT_YET = {"evaluate", "view"}
 #: What is printed of a result, and how: no parameter of a function.
 PRINTED = {"json", "csv", "limit", "threads"}
 #: Options that are methods of what a function returns, or parameters of another name.
@@ -76,7 +74,7 @@ RENAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", sorted(set(VERBS) - NOT_YET))
+@pytest.mark.parametrize("verb", sorted(VERBS))
 def test_a_verb_calls_a_function_of_the_face_that_takes_its_options(verb: str) -> None:
     callback = VERBS[verb].callback.__wrapped__
     for node in ast.walk(ast.parse(Path(inspect.getfile(callback)).read_text("utf-8"))):
