@@ -123,8 +123,8 @@ class LanguageTask(TextTask):
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """Windows at random places, as many tokens as the text has."""
         numbers = random.Random(self.seed * 1_000_003 + epoch)
-        windows = max(1, batch_tokens // self.block)
         tokens = len(self._train)
+        windows = max(1, min(batch_tokens, tokens) // self.block)
         last = tokens - self.block - 1
         count = max(1, tokens // (windows * self.block))
         return [[numbers.randint(0, last) for _ in range(windows)] for _ in range(count)]
