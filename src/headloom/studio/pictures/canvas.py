@@ -150,14 +150,15 @@ class Page:
 
     def title(self, text: str, about: str = "") -> None:
         """Write a title above all, and a line about it below."""
-        text, fits = self.written(text), self.width - 0.28
+        text, ink = self.written(text), self.colours.ink
         if self.given is None:
-            size = min(10, max(5, 10 * fits / (0.096 * max(len(text), 1))))
-            self.say(0.14, 0.14, text, size, self.colours.ink, fontweight="bold")
+            size = min(10.0, max(5, (self.width - 0.28) / (0.0096 * max(len(text), 1))))
+            self.say(0.14, 0.14, text, size, ink, fontweight="bold")
         else:
-            self.given.set_title(text, color=self.colours.ink, family=self.families)
-        size = min(7, max(4, 7 * fits / (0.058 * max(len(about), 1))))
-        self.say(0.14, 0.38, self.written(about), size)
+            self.given.set_title(text, color=ink, family=self.families)
+        if about:
+            size = min(7.0, max(4, (self.width - 0.28) / (0.0083 * len(about))))
+            self.say(0.14, 0.38, self.written(about), size)
 
     def axes(self, left: float, top: float, wide: float, high: float) -> Axes:
         """Empty axes on whole pixels at the resolution that pictures are saved in."""

@@ -123,10 +123,10 @@ def _curves(page: Page, result: Eviction, budget: int, down: float, high: float)
         bold = "bold" if name == BEST_SET else "normal"
         place = down + 0.02 + 0.17 * highest.index(number)
         page.say(page.width - 1.02, place, name, 7.5, ink, fontweight=bold)
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.xaxis.set_major_locator(MaxNLocator(max(2, int(wide * 0.63 / 0.45)), integer=True))
     right.set_xticks(np.unique(shares), [f"{share:.3g}" for share in np.unique(shares)])
     right.set_ylim(bottom=0)
     averaged = "" if parts == result.steps else f" (means of {result.steps / parts:.3g})"
     page.plain(left, f"mass lost, %; position of the step{averaged}")
-    page.plain(right, "mass lost, %; keys that stay, % of the prompt")
+    page.plain(right, "mass lost, %; keys that stay, %" + " of the prompt" * (wide > 5))
     return np.array([left, right])
