@@ -40,10 +40,10 @@ def test_the_head_that_changed_is_found(traces) -> None:
     table = found.heads
     for row in table.itertuples():
         assert row.exact
-        assert row.change == pytest.approx(float(expected[row.layer, row.head]), abs=1e-6)
+        assert row.distance == pytest.approx(float(expected[row.layer, row.head]), abs=1e-6)
     assert (table.iloc[0]["layer"], table.iloc[0]["head"]) == (1, 1)
-    assert table.iloc[0]["change"] > 0.05
-    assert table.iloc[1]["change"] < 1e-6
+    assert table.iloc[0]["distance"] > 0.05
+    assert table.iloc[1]["distance"] < 1e-6
     assert found.tokens == (0, 40)
     difference = after.layers[1].graph.entropy[1].mean() - before.layers[1].graph.entropy[1].mean()
     assert table.iloc[0]["entropy_change"] == pytest.approx(float(difference))
@@ -133,7 +133,7 @@ def test_the_command(traces, tmp_path, headloom_main) -> None:
     ]
     found = headloom_main(*words, "--json").json()
     assert found["equal"] is True and found["edges"] == []
-    assert {head["change"] for head in found["heads"]} == {0.0}
+    assert {head["distance"] for head in found["heads"]} == {0.0}
     # What six edges of a row do not tell is not called equal.
     out = headloom_main(*words, "--kept").out
     assert out.splitlines()[1] == "The kept edges are the same; others are not known."
@@ -197,3 +197,24 @@ def test_edges_name_the_tokens_of_both_traces(tmp_path, headloom_main) -> None:
     out = headloom_main("compare", tmp_path / "John", tmp_path / "Mary").out
     assert "␣John/␣Mary" in out
     assert "gave/" not in out
+
+
+def test_two_models_are_compared_on_a_text_and_two_paths_as_their_traces(traces, tmp_path) -> None:
+    before, after, _ = traces
+    for trace, name in ((before, "a"), (after, "b")):
+        trace.save(tmp_path / name)
+    compared = headloom.compare(tmp_path / "a", after)
+    assert compared.to_pandas().equals(headloom.compare(before, tmp_path / "b").heads)
+    assert "0 of 40 tokens differ." in repr(compared) and "distance" in repr(compared)
+    minilm = headloom.load("minilm")
+    same = headloom.compare("minilm", minilm.module, "a dog")
+    assert not same.changed and same.tokens == (0, 4)
+    for wrong, line in (
+        (("minilm", "minilm"), "no such trace|not a trace"),
+        ((minilm, minilm), r"give one that both read: headloom.compare\(a, b, text\)"),
+        ((before, after, "text"), "traces have texts of their own"),
+    ):
+        with pytest.raises(headloom.HeadloomError, match=line):
+            headloom.compare(*wrong)
+    with pytest.raises(AttributeError, match=r"Comparison has no to_frame; use to_pandas\(\)"):
+        _ = compared.to_frame

@@ -159,3 +159,17 @@ def test_a_corpus_that_is_killed_goes_on(
     assert (said["there"], said["traced"]) == (len(there), 40 - len(there))
     left = {path.name for path in folder.iterdir() if not path.name.endswith(".loom")}
     assert left <= {"corpus.json", ".lock"}
+
+
+def test_texts_in_a_list_are_traced_by_a_model_that_is_open(writer: Path, tmp_path: Path) -> None:
+    model = headloom.load(writer)
+    done = headloom.trace_corpus(model, ["a b", "", "c d e"], output=tmp_path / "t", keep=2)
+    assert (done.traced, done.empty, done.problem) == (2, ("000002",), None)
+    assert [trace.tokens for trace in headloom.open(tmp_path / "t")] == [
+        ["a", "b"],
+        ["c", "d", "e"],
+    ]
+    again = headloom.trace_corpus(writer, {"000003": "c d e"}, output=tmp_path / "t", keep=2)
+    assert str(again) == f"0 texts traced, 1 were there already. Traces: {tmp_path / 't'}"
+    parts = headloom.trace_corpus(model, text="a b c d", window=2, output=tmp_path / "w")
+    assert parts.traced == 2 and headloom.open(tmp_path / "w")[1].tokens == ["c", "d"]

@@ -70,8 +70,8 @@ class Comparison(Plotted):
     """Difference between two traces.
 
     heads: a DataFrame with a row for each head, the most changed first: layer, other_layer, head,
-        kind, change (its total variation), entropy_change, name, and exact: whether that is of all
-        weights, else it is at least so much. Its `attrs` have the names of the layers of both.
+        kind, distance (its total variation), entropy_change, name, and exact: whether the distance
+        is of all weights, else it is at least so much. Its `attrs` name the layers of both.
     edges: those that changed most, the most changed first; none that is known to be as before:
         layer, head, query, key, before, after, change, and query_token, key_token,
         other_query_token, other_key_token: the tokens of both traces at both ends. unkept: the
@@ -92,7 +92,7 @@ class Comparison(Plotted):
     @property
     def most(self) -> float:
         """The change of the head that changed most; 0: none changed."""
-        return float(self.heads["change"].max())
+        return float(self.heads["distance"].max())
 
     @property
     def exact(self) -> bool:
@@ -116,26 +116,16 @@ class Comparison(Plotted):
 def compare(
     first: OneTrace, second: OneTrace, *, exact: bool | None = None, edges: int = 20
 ) -> Comparison:
-    """Find the heads and edges that changed most from one trace to another.
-
-    Args:
-        first, second: with layers of the same kinds, heads and numbers of tokens. Layers go by kind
-            and index; those that only one trace has are left out.
-        exact: see `headloom.analysis.weights.weights_of`.
-        edges: how many are wanted.
-
-    Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
-    asked for.
-    """
+    """Find the heads and edges that changed most: see `headloom.compare`."""
     first, second = trace_of("compare", first), trace_of("compare", second)
     heads, changed = [], []
     for number, other in matched_layers(first, second):
         ours, theirs = first.layers[number], second.layers[other]
-        change, of_all = distance(ours, theirs, exact=exact)
+        apart, of_all = distance(ours, theirs, exact=exact)
         grown = theirs.graph.entropy.mean(-1) - ours.graph.entropy.mean(-1)
         columns = {
             "layer": number, "other_layer": other, "head": range(ours.heads), "kind": ours.kind,
-            "change": change.numpy(), "entropy_change": grown.numpy(), "exact": of_all,
+            "distance": apart.numpy(), "entropy_change": grown.numpy(), "exact": of_all,
             "name": ours.name,
         }  # fmt: skip
         heads.append(pandas.DataFrame(columns))
@@ -158,11 +148,10 @@ def compare(
         for name in first.sequences.keys() & second.sequences.keys()
         for pair in zip(shown(first.sequences[name]), shown(second.sequences[name]), strict=False)
     ]
-    table = pandas.concat(heads).sort_values("change", ascending=False, kind="stable")
-    table, edge_table = (
-        table.reset_index(drop=True),
-        pandas.DataFrame([row for _, row in changed[:edges]], columns=_EDGES),
+    table = pandas.concat(heads).sort_values(
+        "distance", ascending=False, kind="stable", ignore_index=True
     )
+    edge_table = pandas.DataFrame([row for _, row in changed[:edges]], columns=_EDGES)
     layers, others = ([x.label(n) for n in range(len(x.layers))] for x in (first, second))
     table.attrs |= {"layers": layers, "other_layers": others}
     edge_table.attrs["layers"] = layers

@@ -26,6 +26,7 @@ def compare(
     Args:
         first, second: traces with layers of the same kinds, heads and numbers of tokens, or their
             paths; with a text two models, as `headloom.load` takes them, which are traced on it.
+            Layers go by kind and index; those that only one trace has are left out.
         text: what both models read.
         exact: True: from all weights; False: from the kept edges; None: from all where a trace has
             queries and keys.
@@ -39,7 +40,7 @@ def compare(
     >>> import headloom, torch
     >>> before, after = (torch.tensor([[[1, 0], [p, 1 - p]]]) for p in (0.5, 0.25))
     >>> compared = headloom.compare(headloom.from_weights(before), headloom.from_weights(after))
-    >>> compared.heads["change"].item()
+    >>> compared.heads["distance"].item()
     0.125
     """
     if text is None:

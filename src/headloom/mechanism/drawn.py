@@ -8,14 +8,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, ClassVar
 
-from headloom.errors import installing, optional_package
+from headloom.errors import Hints, installing, optional_package
 
 #: A view that a notebook shows: by their types what it is, and what is known of these.
 Bundle = tuple[dict[str, Any], dict[str, Any]]
 
 
-class Drawn:
+class Drawn(Hints):
     """Mixin of classes with a method `plot`: a notebook shows what it draws."""
+
+    _elsewhere = dict.fromkeys(("to_frame", "to_dataframe", "to_df"), "to_pandas()")
 
     def _plot(self, picture: str, *args: object, **options: object) -> Any:
         """Draw a picture of `headloom.studio.pictures`; see `plot` there."""

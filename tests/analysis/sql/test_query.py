@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from tests.cli.conftest import headloom_main
@@ -193,3 +194,12 @@ def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights) ->
 def test_a_view_without_data_says_what_would_fill_it(make_trace) -> None:
     with pytest.raises(headloom.InputError, match="received=True: none here"):
         ask(make_trace(["a", "b"]), "select * from received")
+
+
+def test_whole_numbers_stay_whole_and_an_answer_may_go_to_a_file(make_trace, tmp_path) -> None:
+    trace = make_trace(["a", "b", "c"], heads=1)
+    asked = "select case when query = 1 then query end as q, [query] as l from rows order by query"
+    table = headloom.query({"one": trace}, asked)
+    assert table["q"].tolist() == [pandas.NA, 1, pandas.NA] and str(table["q"].dtype) == "Int64"
+    assert headloom.query(trace, asked, output=tmp_path / "a.csv") == 3
+    assert (tmp_path / "a.csv").read_text().splitlines()[2] == '1,"[1]"'

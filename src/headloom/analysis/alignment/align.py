@@ -39,15 +39,7 @@ _NOT_TOLD = (
 
 @dataclass(frozen=True)
 class AlignmentOptions:
-    """How words are aligned.
-
-    heads: "best": those that align best with the gold links; "agreement": those whose two
-        directions agree best; or names of heads; None: best where there is gold.
-    method: "mutual" or "argmax": see `headloom.analysis.alignment.links`.
-    step: "read" or "write"; None: whichever is better, of each head: with gold by the links, else
-        by the words that occur together in other pairs.
-    most: how many heads are taken together, at most; 1: the best single one.
-    """
+    """Options of `headloom.align`."""
 
     heads: str | Sequence[str] | None = None
     method: str = "mutual"

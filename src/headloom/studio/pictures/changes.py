@@ -24,7 +24,7 @@ def changes(page: Page, result: Comparison, **imshow: Any) -> Axes:
     table, colours = result.heads, page.colours
     layers, heads = sorted(set(table["layer"])), int(table["head"].max()) + 1
     grid = np.full((len(layers), heads), np.nan)
-    grid[[layers.index(layer) for layer in table["layer"]], table["head"]] = table["change"]
+    grid[[layers.index(layer) for layer in table["layer"]], table["head"]] = table["distance"]
     how, title = page.weights(imshow), f"Heads that changed, by up to {result.most:.0%}"
     if page.given is not None:
         axes = page.given
