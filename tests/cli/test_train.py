@@ -112,8 +112,7 @@ def test_data_in_memory_give_the_same_bits_as_files(
         np.savez(file, images=(data[0] * 8 / 8), labels=data[1])
     own = run.config.model_dump(mode="json", exclude_unset=True)
     place = {"file": str(file)} if end == "txt" else {"folder": ".", "train": file.name}
-    names = {role: name for role, name in keys.items() if role in ("text", "label")}
-    own["task"] |= place | names
+    own["task"] |= place
     Path("file.toml").write_text(toml(check_config(own, "test")))
     headloom_main("train", "file.toml", "--run", "files", "--threads", 1)
     assert learned(Path("memory")) == learned(Path("files"))

@@ -192,9 +192,9 @@ def _plan(content: JsonObject, data: object, settings: dict[str, Any], source: s
     drop = {"kind", "train", "valid", "test"}
     if issubclass(section, TaskSection) and section.place is not None:
         drop.add(section.place)
-    if gathered.files:  # their columns have the names of the roles
-        drop |= set(_ROLES)
-        settings = {name: value for name, value in settings.items() if name not in _ROLES}
+    if gathered.kind == "images":  # which are written without columns
+        drop.add("label")
+        settings.pop("label", None)
     rest = {name: value for name, value in task.items() if name not in drop}
     content["task"] = {"kind": gathered.kind, **gathered.usual, **rest}
     return _Plan(content, gathered, settings, source)

@@ -109,7 +109,7 @@ def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> G
     columns = {name: as_columns(part) for name, part in parts.items()}
     for name, values in columns["train"].items():
         if len(values) and (hasattr(values[0], "getbands") or getattr(values[0], "ndim", 0) >= 2):
-            return _of_images(columns, name)
+            return _of_images(columns, {"image": name, "label": roles.get("label")})
     kind = kind or _kind_of(columns["train"], roles)
     if kind not in ("translation", "labels", "language"):
         raise InputError(f"task {kind!r}: not learned from columns of texts. Leave data out.")
@@ -123,9 +123,10 @@ def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> G
     if kind == "language":
         return _of_texts({name: part[0] for name, part in texts.items()}, numbers)
     names = {name: f"{name}.jsonl" for name in texts}
+    keys = [roles.get(role) or role for role in wanted]
     written = {
         names[name]: "".join(
-            json.dumps(dict(zip(wanted, row, strict=True)), ensure_ascii=False) + "\n"
+            json.dumps(dict(zip(keys, row, strict=True)), ensure_ascii=False) + "\n"
             for row in zip(*part, strict=True)
         ).encode()
         for name, part in texts.items()
@@ -168,10 +169,10 @@ def _of_graph(data: Any) -> Gathered:
     return Gathered("nodes", {"graph": "graph.npz"}, {}, {"graph.npz": _npz(**arrays)})
 
 
-def _of_images(parts: Mapping[str, Columns], image: str) -> Gathered:
+def _of_images(parts: Mapping[str, Columns], roles: Mapping[str, str | None]) -> Gathered:
     written = {}
     for name, columns in parts.items():
-        label = matched(columns, {"image": image, "label": None}, f"data, {name}")["label"]
+        image, label = matched(columns, roles, f"data, {name}").values()
         pictures = [np.asarray(value) for value in columns[image]]
         if len({picture.shape for picture in pictures}) != 1:
             raise InputError(f"data, {name}: images of different sizes; a model reads one.")

@@ -12,7 +12,12 @@ import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see examples/.")]
+ConfigPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG", help="A TOML file, see examples/; data; or a run to go on with."
+    ),
+]
 Folder = Annotated[
     Path | None,
     typer.Option(
