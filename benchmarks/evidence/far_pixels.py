@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from record import Claim, mean_and_spread, record
 from runs import results_of
@@ -36,8 +38,8 @@ from torch import nn
 import headloom
 from headloom.formats.files import JsonObject
 from headloom.models.images import ConvolutionalClassifier
-from headloom.studio.pictures import places, save_picture
-from headloom.studio.pictures.images import Look, looks_of
+from headloom.studio.pictures import save_picture
+from headloom.studio.pictures.canvas import Page, picture, weight_norm
 from headloom.training.checkpoint import Position
 from headloom.training.config import RunConfig, TrainingConfig, load_config
 from headloom.training.inference import TrainedRun, open_run
@@ -51,6 +53,8 @@ CONFIGURATION = Path(__file__).parents[2] / "examples" / "far_digit.toml"
 #: A vision Transformer, for the task of two digits.
 PATCHES = CONFIGURATION.with_name("far_patches.toml")
 ROWS, COLUMNS = 8, 48
+#: Inches of a picture: an image, and around it. How much of the ground the ink may take.
+WIDE, MARGIN, INK = 7.2, 0.2, 0.4
 #: Canvases of each part; of one digit each, every digit once.
 PAIRS = {"train": 8_000, "valid": 400, "test": 1_000}
 #: What the configuration has another way in each task.
@@ -174,6 +178,23 @@ def canvas(images: NDArray[np.uint8], left: int, right: int, *, picks_left: bool
     return made
 
 
+@dataclass(frozen=True, eq=False)
+class Look:
+    """An image, and where some of its places look.
+
+    image: (rows, columns), 0 (the ground) to 1 (ink).
+    weights: (rows, columns) of the keys' grid, the mean over these places.
+    asked: where they lie, in pixels: first row, first column, rows, columns; None: nowhere, as the
+        class token.
+    title: above it.
+    """
+
+    image: NDArray[Any]
+    weights: NDArray[Any]
+    asked: tuple[float, float, float, float] | None
+    title: str
+
+
 def sees(
     model: nn.Module,
     run: TrainedRun,
@@ -186,8 +207,77 @@ def sees(
     with torch.no_grad():
         likeliest = int(model(**inputs).argmax())
     trace = headloom.trace(model, inputs, keep=headloom.All(), verify=False)
-    says = run.data.facts["classes"][likeliest]
-    return looks_of(trace.layers[-1], pixels[0, 0], region, f"{title} The model says {says}.")
+    title += f" The model says {run.data.facts['classes'][likeliest]}."
+    layer, image = trace.layers[-1], pixels[0, 0]
+    (rows, columns, before), keys = (
+        grid(trace.positions[name]) for name in (layer.queries_from, layer.keys_from)
+    )
+    asked, numbers = None, np.arange(before)
+    if region is not None:
+        row, column, tall, wide = region
+        cells = np.arange(rows * columns).reshape(rows, columns)
+        numbers = before + cells[row : row + tall, column : column + wide].ravel()
+        high, across = image.shape[0] / rows, image.shape[1] / columns
+        asked = (row * high, column * across, tall * high, wide * across)
+    weights = np.asarray(layer[0])[numbers, keys[2] :].mean(0).reshape(keys[:2])
+    return Look(image, weights, asked, title)
+
+
+def grid(known: JsonObject) -> tuple[int, int, int]:
+    """Rows and columns of the patches of a sequence, and the tokens before them."""
+    rows, columns = (max(known[name]) + 1 for name in ("rows", "columns"))
+    return rows, columns, len(known["rows"]) - rows * columns
+
+
+@picture
+def places(page: Page, looks: list[Look], *, title: str = "", caption: str = "") -> NDArray[Any]:
+    """Images below each other, each with the weights that some of its places give to the others.
+
+    The weights are the ground, the image the ink on it, the places that look are framed. The scale
+    of weights is one for all: to the largest, or to nine times that of an even row where none is so
+    large, so that an even row is faint.
+
+    """
+    rows, columns = looks[0].image.shape
+    wide = page.fits(WIDE, (2 * MARGIN, 1))
+    high, top = wide * rows / columns, 0.48 if title else 0.12
+    page.letters([title, caption, *(look.title for look in looks)])
+    page.lay(wide + 2 * MARGIN, top + len(looks) * (0.3 + high) + 0.62)
+    page.title(title)
+    colours, drawn = page.colours, []
+    most = max(max(float(look.weights.max()), min(9 / look.weights.size, 1)) for look in looks)
+    norm = weight_norm(most)
+    how: dict[str, Any] = {"norm": norm, "cmap": colours.weight}
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+    for look in looks:
+        page.say(MARGIN, top + 0.09, look.title, 8.5, colours.ink)
+        axes = page.matrix(MARGIN, top + 0.3, wide, high, look.weights, extent=extent, **how)
+        ink = np.dstack((inks(look, norm, colours), INK * np.clip(look.image, 0, 1)))
+        axes.imshow(ink, extent=extent, aspect="auto", interpolation="nearest")
+        if look.asked is not None:
+            row, column, tall, across = look.asked
+            frame = Rectangle((column - 0.5, row - 0.5), across, tall, fill=False, linewidth=2.2,
+                              edgecolor=colours.query, clip_on=False, zorder=4)  # fmt: skip
+            axes.add_patch(frame)
+        drawn.append(axes)
+        top += 0.3 + high
+    ticks = {0.0: "0", most / 4: f"{most / 4:.2g}", most: f"{most:.2g}"}
+    page.scale(MARGIN, 0.26, 1.6, how, "weight, square-root scale", ticks)
+    page.say(2.1, page.height - 0.15, caption, va="baseline")
+    return np.array(drawn)
+
+
+def inks(look: Look, norm: Any, colours: Any) -> NDArray[Any]:
+    """The colour of the ink on each pixel, (rows, columns, 3): ink or paper, what shows better."""
+    light = np.array([0.2126, 0.7152, 0.0722])
+    rows, columns = (
+        np.arange(pixels) * cells // pixels
+        for pixels, cells in zip(look.image.shape, look.weights.shape, strict=True)
+    )
+    under = colours.weight(norm(look.weights))[np.ix_(rows, columns)][..., :3] @ light
+    either = np.array([to_rgb(colours.ink), to_rgb(colours.ground)])
+    chosen: NDArray[Any] = either[np.abs(under[..., None] - either @ light).argmax(-1)]
+    return chosen
 
 
 def draw(folder: Path, path: Path, configuration: Path) -> None:

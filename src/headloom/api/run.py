@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from headloom.api.asking import studio_of
 from headloom.api.run_model import RunModel
@@ -92,13 +92,14 @@ class Run(Drawn, RunModel):
         return History(self._folder.history)
 
     def plot(
-        self, ax: Axes | Figure | None = None, width: float | None = None, **options: Any
+        self, ax: Axes | Figure | None = None, width: float | None = None, **options: object
     ) -> Axes:
         """Draw the losses of the training, reported and validated, over its steps.
 
         ax, width: see `headloom.TraceLayer.plot`; options: of `matplotlib.axes.Axes.plot`.
         """
-        drawn: Axes = self.history.plot("loss", ax=ax, width=width, log=False, **options)
+        how: dict[str, object] = {"ax": ax, "width": width, "log": False}
+        drawn: Axes = self._plot("history", self.history, "loss", **(how | options))
         return drawn
 
     def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:

@@ -187,7 +187,7 @@ class Trace(Drawn, Hints, TraceData):
         *,
         ax: Axes | Figure | None = None,
         width: float | None = None,
-        **imshow: Any,
+        **imshow: object,
     ) -> Any:
         """Draw every head at a glance; the heads of a layer; or one, tokens on both axes.
 

@@ -186,7 +186,7 @@ class TraceLayer(Drawn, Hints):
         *,
         ax: Axes | Figure | None = None,
         width: float | None = None,
-        **imshow: Any,
+        **imshow: object,
     ) -> Any:
         """Draw the weights of a head, tokens on both axes; or all heads beside each other.
 
@@ -307,7 +307,7 @@ class Head(Drawn, Hints):
         return graph
 
     def plot(
-        self, ax: Axes | Figure | None = None, width: float | None = None, **imshow: Any
+        self, ax: Axes | Figure | None = None, width: float | None = None, **imshow: object
     ) -> Axes:
         """Draw the weights, tokens on both axes: see `headloom.TraceLayer.plot`."""
         drawn: Axes = self.layer.plot(self.number, ax=ax, width=width, **imshow)

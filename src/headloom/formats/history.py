@@ -230,7 +230,7 @@ class History(Drawn, Hints):
         *,
         ax: Axes | Figure | None = None,
         width: float | None = None,
-        **options: Any,
+        **options: object,
     ) -> Any:
         """Draw how the training went: losses and measures, or a matrix from random to trained.
 

@@ -18,12 +18,12 @@ from headloom.studio.pictures.curves import curves
 from headloom.studio.pictures.eviction import eviction
 from headloom.studio.pictures.heads import heads
 from headloom.studio.pictures.history import PRODUCT, WEIGHTS, history, snapshots
-from headloom.studio.pictures.images import places, word_map
+from headloom.studio.pictures.images import word_map
 from headloom.studio.pictures.masses import Weights
 
 __all__ = [
     "PRODUCT", "WEIGHTS", "alignment", "changes", "curves", "eviction", "figure_of", "head_or_all",
-    "heads", "history", "links", "places", "plot", "save_picture", "snapshots", "word_map",
+    "heads", "history", "links", "plot", "save_picture", "snapshots", "word_map",
 ]  # fmt: skip
 
 
