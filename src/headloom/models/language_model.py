@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -11,7 +12,7 @@ from headloom.mechanism.masks import causal
 from headloom.models.arguments import by_name
 from headloom.models.blocks import BlockCache, DecoderBlock, closing_norm
 from headloom.models.configuration import Architecture, TextChoices
-from headloom.models.decoding import DecodingState, sample
+from headloom.models.decoding import DecodingState, WithoutTokens, sample
 from headloom.models.dense import linear_maps
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
@@ -113,11 +114,11 @@ class LanguageModel(Predictor):
 
     @torch.no_grad()
     def generate(
-        self, tokens: Tensor, *, max_new_tokens: int = 20, temperature: float = 1.0,
+        self, tokens: Tensor, *, max_new_tokens: int = 200, temperature: float = 0.8,
         top_k: int | None = None, top_p: float | None = None, end: int | None = None,
-        seed: int | None = None,
+        never: Sequence[int] = (), seed: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Continue texts, with keys and values cached.
+        """Continue texts, with keys and values cached. Call ``model.eval()`` before.
 
         Args:
             tokens: ids, (batch, positions), without padding.
@@ -125,6 +126,7 @@ class LanguageModel(Predictor):
             temperature: divides the logits; 0 takes the likeliest.
             top_k, top_p: draw among the k likeliest, or from the nucleus that holds this share.
             end: stop when every text has drawn this id.
+            never: ids that are not drawn.
             seed: of the random numbers; None: torch's own generator.
 
         Returns: ids, (batch, positions + new tokens).
@@ -133,8 +135,8 @@ class LanguageModel(Predictor):
         if seed is not None:
             generator = torch.Generator(tokens.device).manual_seed(seed)
         drawn = sample(
-            self, self.start(), tokens, length=max_new_tokens, temperature=temperature, top=top_k,
-            top_p=top_p, end=end, generator=generator,
+            WithoutTokens(self, *never), self.start(), tokens, length=max_new_tokens,
+            temperature=temperature, top=top_k, top_p=top_p, end=end, generator=generator,
         )  # fmt: skip
         return torch.cat((tokens, drawn), 1)
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from headloom.errors import DataError, InputError
 from headloom.formats.run import RunFolder
-from headloom.models.decoding import Stepper, WithoutTokens, sample
 from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor, other_kind
 from headloom.models.transformer import Transformer
@@ -125,8 +124,7 @@ def generate_text(
         run: of a language model.
         prompt: at least one token.
         length: tokens to draw.
-        temperature: see `headloom.models.decoding.sample`.
-        top, top_p: likewise.
+        temperature, top, top_p: see `headloom.LanguageModel.generate`.
         seed: of the random numbers.
     """
     if not isinstance(run.model, LanguageModel):
@@ -143,22 +141,13 @@ def generate_text(
             f"{room:,}. Give a shorter prompt, or a smaller --max-new-tokens."
         )
     words = run.vocabulary
-    writer: Stepper = run.model
-    if not isinstance(words, PretrainedVocabulary):
-        # It was never taught an end, which label smoothing makes likely.
-        writer = WithoutTokens(run.model, *(i for i in range(len(words)) if words.is_special(i)))
-    drawn = sample(
-        writer,
-        run.model.start(),
-        torch.tensor([ids]),
-        length=length,
-        temperature=temperature,
-        top=top,
-        top_p=top_p,
-        end=run.vocabulary.end,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    return run.vocabulary.decode_continuation(drawn[0].tolist())
+    # A run's own vocabulary was never taught an end, which label smoothing makes likely.
+    own = range(0 if isinstance(words, PretrainedVocabulary) else len(words))
+    written = run.model.generate(
+        torch.tensor([ids]), max_new_tokens=length, temperature=temperature, top_k=top, top_p=top_p,
+        end=words.end, never=[token for token in own if words.is_special(token)], seed=seed,
+    )  # fmt: skip
+    return words.decode_continuation(written[0, len(ids) :].tolist())
 
 
 class ClassProbabilities(dict[str, float]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +47,9 @@ def read_transformers(make: type[_Module], folder: Path, settings: Settings) -> 
             f"{folder} holds a {kind}, no {make.__name__}. Use headloom.{name}.from_pretrained."
         )
     tensors = read_tensors(folder)
-    model: _Module = _READERS[kind][1](make, settings, tensors)
+    model = _READERS[kind][1](make, settings, tensors)
     tensors.check_used()
+    assert isinstance(model, make)
     return model.train(False)
 
 
@@ -181,7 +182,7 @@ def reorder(model: nn.Module, order: Tensor) -> None:
             copied(parameter, parameter.detach()[order].clone())
 
 
-_READERS: dict[str, tuple[str, Callable[..., Any]]] = {
+_READERS: dict[str, tuple[str, Callable[..., nn.Module]]] = {
     "bert": ("Encoder", _read_bert),
     "gpt2": ("LanguageModel", _read_gpt2),
     "llama": ("LanguageModel", _read_llama),
