@@ -102,7 +102,7 @@ def test_a_vision_transformer_is_drawn_over_its_patches(
         assert torch.allclose(torch.tensor(seen), weights[row, 1:], atol=1e-5)
         assert report["size"] == (list(SIZE) if picture else [3, 5])
         said = headloom_main(*words).out
-        assert ("as if its processor had cut nothing away" in said) == bool(picture)
+        assert ("as if its processor had cropped nothing" in said) == bool(picture)
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,11 @@ def test_traces_that_do_not_fit(serving, drawn, make_trace, pair_trace) -> None:
     assert found["difference"] == (
         "There are 2 tokens in B, 1 in C: at token 1 only B goes on, with “b”."
     )
-    assert "Compare models of as many heads on as many tokens" in found["problem"]
+    assert "Both need the same numbers of heads and tokens" in found["problem"]
     assert found["layers"] == []
     assert compared(client, "0/4")["difference"].startswith("The traces are of other kinds")
     status, _, body = client.get("/api/compare/1/2/layers/0/heads/0/edges")
-    assert status == 404 and "as many tokens" in json.loads(body)["detail"]
+    assert status == 404 and "numbers of heads and tokens" in json.loads(body)["detail"]
 
 
 def test_a_damaged_layer_is_said(serving, drawn, tmp_path) -> None:

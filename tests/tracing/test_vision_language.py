@@ -241,7 +241,7 @@ def test_what_is_generated_looks_at_the_image_too(name: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"layer": 9}, "no layer 9 that looks at patches of an image; there are 0, 1, 2, 3"),
+        ({"layer": 9}, "no layer 9 with image patches as keys; there are 0, 1, 2, 3"),
         ({"token": "e"}, "2 tokens are 'e'. Give the position of one: 1, 2"),
     ],
 )
@@ -261,7 +261,7 @@ def test_a_picture_of_another_size_than_the_model_was_told_is_refused() -> None:
     whole = trace.image_map(layer, 0, -1)
     assert whole.of_original and whole.weights.shape == SIZE
     with pytest.raises(
-        InputError, match=r"size=\(61, 37\); the model was told a picture of \(37, 61\)"
+        InputError, match=r"size=\(61, 37\); the model read a picture of \(37, 61\)"
     ):
         trace.image_map(layer, 0, -1, size=(61, 37))
 

@@ -1,13 +1,13 @@
-"""Two traces side by side: which heads and which edges changed most.
+"""Comparison of two traces: the heads and edges that changed most.
 
-Of two models, two checkpoints of one, or two texts of as many tokens. Rows are compared by their
-total variation, the share of mass that is elsewhere:
+Of two models, two checkpoints of one, or two texts with the same number of tokens. Rows are
+compared by their total variation, the share of mass that moved to other keys:
 
-    d_i = 1/2 sum_j |p_ij - q_ij|,    0: alike, 1: on other keys altogether
+    d_i = 1/2 sum_j |p_ij - q_ij|,    0: equal, 1: on other keys entirely
 
-A head's change is the mean over its queries. From kept edges it is what these say at least: keys
-kept by both are known, and of a key that one alone kept, with weight p, the other has l' at most,
-the most that it can have left out:
+A head's change is the mean over its queries. From kept edges it is a lower bound: keys kept by both
+are known, and for a key kept by one only, with weight p, the other's weight is at most l', the
+largest weight that it can have left out:
 
     2 d_i >= sum_both |p - q| + sum_one max(0, p - l')
 """
@@ -37,17 +37,17 @@ from headloom.mechanism.drawn import Plotted
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
-#: Weights of a head that are looked up, besides those of the edges that are wanted, at most.
+#: Maximal number of a head's weights that are computed, beside the requested edges.
 _LOOKED_UP = 256
-#: What float32 rounds of a head's change, at most.
+#: Largest rounding error of a head's change in float32.
 _ROUNDED = 1e-6
 
 
 @dataclass(frozen=True)
 class Change:
-    """One edge in both traces: its weight in the first, and in the second.
+    """Edge in both traces: its weight in the first, and in the second.
 
-    unkept: the one that is not known, "before" or "after": then it is the most that it can be.
+    unkept: the unknown weight, "before" or "after", which is an upper bound; "": both are known.
     """
 
     query: int
@@ -58,7 +58,7 @@ class Change:
 
     @property
     def size(self) -> float:
-        """By how much the edge changed; of an unknown weight at least."""
+        """Change of the edge; with an unknown weight, a lower bound."""
         grown = self.after - self.before
         if not self.unkept:
             return abs(grown)
@@ -71,13 +71,13 @@ class Comparison(Plotted):
 
     heads: a DataFrame with a row for each head, the most changed first: layer, other_layer, head,
         kind, distance (its total variation), entropy_change, name, and exact: whether the distance
-        is of all weights, else it is at least so much. Its `attrs` name the layers of both.
-    edges: those that changed most, the most changed first; none that is known to be as before:
+        is of all weights; otherwise it is a lower bound. Its `attrs` name the layers of both.
+    edges: the most changed edges, the most changed first, without unchanged ones:
         layer, head, query, key, before, after, change, and query_token, key_token,
         other_query_token, other_key_token: the tokens of both traces at both ends. unkept: the
-        weight that is not known, "before" or "after", which is at most what stands there.
-    tokens: how many tokens differ, of how many.
-    notes: what is to be said of it, in sentences.
+        unknown weight, "before" or "after", whose value is an upper bound.
+    tokens: number of tokens that differ, and of all tokens.
+    notes: sentences about the comparison.
 
     `plot` draws the change of every head: layers are rows, heads columns.
     """
@@ -91,17 +91,17 @@ class Comparison(Plotted):
 
     @property
     def most(self) -> float:
-        """The change of the head that changed most; 0: none changed."""
+        """Largest distance of a head; 0: none changed."""
         return float(self.heads["distance"].max())
 
     @property
     def exact(self) -> bool:
-        """Whether the changes are of all weights."""
+        """Whether all changes are exact."""
         return bool(self.heads["exact"].all())
 
     @property
     def changed(self) -> bool:
-        """Whether a head changed by more than float32 rounds."""
+        """Whether a head changed by more than rounding."""
         return self.most >= _ROUNDED
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -163,7 +163,7 @@ def compare(
 
 
 def _verdict(result: Comparison) -> str:
-    """Whether anything changed, in a sentence, which may end in a colon before the tables."""
+    """Return a sentence about the changes, which ends in a colon if tables follow."""
     if result.changed:
         least = "" if result.exact else ", of kept edges, at least"
         return f"Heads, by the share of mass that is elsewhere{least}:"
@@ -182,9 +182,9 @@ _EDGES = [
 def first_difference(
     first: TraceData, second: TraceData, names: tuple[str, str] = ("the first", "the second")
 ) -> str:
-    """Where the tokens of two traces first differ, in a sentence; "": they are the same.
+    """Return a sentence about the first different token of two traces; "": all are equal.
 
-    names: what the sentence calls the traces.
+    names: of the traces in the sentence.
     """
     if first.sequences.keys() != second.sequences.keys():
         kinds = [" and ".join(trace.sequences) or "nothing" for trace in (first, second)]
@@ -213,9 +213,9 @@ def first_difference(
 
 
 def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]:
-    """The numbers of the layers of one kind and index in both traces.
+    """Return the numbers of the layers of one kind and index in both traces.
 
-    Raises: InputError: there is none, or one pair has other heads or numbers of tokens.
+    Raises: InputError: no such layers, or a pair with other heads or numbers of tokens.
     """
     there = {(layer.kind, layer.index): number for number, layer in enumerate(second.layers)}
     pairs = [
@@ -235,22 +235,22 @@ def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]
 
 
 def _check_shapes(layer: TraceLayer, other: TraceLayer) -> None:
-    """Raise an InputError where two layers have other heads or numbers of tokens."""
+    """Raise an InputError for two layers with different heads or numbers of tokens."""
     if layer.shape != other.shape:
         sizes = "{} heads, {} queries and {} keys"
         raise InputError(
             f"compare: layer {layer.name} has {sizes.format(*layer.shape)} in the first, "
-            f"{sizes.format(*other.shape)} in the second. Compare models of as many heads on as "
-            "many tokens."
+            f"{sizes.format(*other.shape)} in the second. Both need the same numbers of heads and "
+            "tokens."
         )
 
 
 def distance(
     first: TraceLayer, second: TraceLayer, *, exact: bool | None = None
 ) -> tuple[Tensor, bool]:
-    """The mean total variation between the rows of each head of two layers, (heads,).
+    """Return the mean total variation between the rows of each head of two layers, (heads,).
 
-    Returns: beside it whether it is of all weights; else it is at least so much.
+    Returns: also whether it is exact; otherwise it is a lower bound.
     """
     _check_shapes(first, second)
     ours, theirs = (weights_of(layer, exact, check=False) for layer in (first, second))
@@ -273,9 +273,9 @@ def distance(
 
 
 def variation_of_edges(first: AttentionGraph, second: AttentionGraph) -> tuple[Tensor, Tensor]:
-    """The least and the most that the total variation of each head can be, (heads,), float64.
+    """Return bounds of the total variation of each head, (heads,), float64.
 
-    What neither kept is left out of both: it is at most what both left out.
+    Edges that neither kept are not in the bounds.
     """
     heads, queries, _ = first.shape
     least, most = torch.zeros(2, heads, queries, dtype=torch.float64)
@@ -283,17 +283,17 @@ def variation_of_edges(first: AttentionGraph, second: AttentionGraph) -> tuple[T
         largest = largest_left_out(other)
         for head in range(heads):
             there, weight = in_the_other(graph, other, head)
-            own = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
-            # An edge that both kept is met twice.
-            both = torch.where(there, (own - weight).abs() / 2, 0).sum(-1)
-            alone = torch.where(there, 0, own)
+            weights = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
+            # An edge that both kept is counted twice.
+            both = torch.where(there, (weights - weight).abs() / 2, 0).sum(-1)
+            alone = torch.where(there, 0, weights)
             least[head] += both + (alone - largest[head, :, None]).clamp(min=0).sum(-1)
             most[head] += both + alone.sum(-1)
     return least.clamp(max=2).mean(-1) / 2, most
 
 
 def in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tuple[Tensor, Tensor]:
-    """Whether each edge of one graph is kept in the other too, and its weight there."""
+    """Return whether each edge of one graph is kept in the other too, and its weight there."""
     there, weights = [], []
     for start in range(0, max(1, graph.keys.shape[1]), 256):
         rows = slice(start, start + 256)
@@ -311,36 +311,38 @@ def changed_edges(
     wanted: int,
     exact: bool | None = None,
 ) -> list[Change]:
-    """The edges of a head that changed most, among those that one of the traces kept.
+    """Return the most changed edges of a head, among the kept ones of either trace.
 
-    wanted: how many; more may be given. exact: False: weights that were not kept are not looked up.
-    Else those that can have changed most are, at most 256 besides the wanted ones.
+    wanted: their number; more may be returned. exact: False: weights that were not kept are not
+    computed. Otherwise up to 256 beside the wanted ones are, the ones that can have changed most.
     """
     changes = []
     for layer, other, name in ((first, second, "after"), (second, first, "before")):
         there, weight = in_the_other(layer.graph, other.graph, head)
         kept = layer.graph.keys[head] >= 0
-        if name == "before":  # edges that both kept are taken once
+        if name == "before":  # count edges that both kept once
             kept = kept & ~there
-        own = layer.graph.weights[head].double()
-        largest = largest_left_out(other.graph)[head][:, None].expand_as(own)
+        weights = layer.graph.weights[head].double()
+        largest = largest_left_out(other.graph)[head][:, None].expand_as(weights)
         matrix = None if exact is False else other.matrix
-        # A weight that is looked up can be anything from 0 to the largest that was left out.
+        # An unknown weight is between 0 and the largest that was left out.
         least = (
-            (own - largest).clamp(min=0) if matrix is None else torch.maximum(own, largest - own)
+            (weights - largest).clamp(min=0)
+            if matrix is None
+            else torch.maximum(weights, largest - weights)
         )
-        change = torch.where(there, (own - weight).abs(), least)
-        # What is no number (NaN) is no edge that changed most.
+        change = torch.where(there, (weights - weight).abs(), least)
+        # NaN is not a change.
         change = torch.where(kept, change, 0).nan_to_num(0).flatten()
         count = min(wanted + (0 if matrix is None else _LOOKED_UP), int((change > 0).sum()))
         for place in change.topk(count).indices.tolist():
-            query, slot = divmod(place, own.shape[1])
+            query, slot = divmod(place, weights.shape[1])
             key = int(layer.graph.keys[head, query, slot])
             value, unkept = float(weight[query, slot]), ""
             if not there[query, slot] and float(largest[query, slot]) > 0:
                 value = float(largest[query, slot] if matrix is None else matrix[head, query, key])
                 unkept = name if matrix is None else ""
-            ends = float(own[query, slot]), value
+            ends = float(weights[query, slot]), value
             if not math.isnan(value) and (unkept or ends[0] != ends[1]):
                 ends = ends if name == "after" else ends[::-1]
                 changes.append(Change(query, key, *ends, unkept))

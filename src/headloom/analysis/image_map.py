@@ -1,12 +1,12 @@
-"""What a word looks at in an image, in pixels.
+"""Map of a word's attention on an image, in pixels.
 
     map(y, x) = sum over patches p of w_p |p and pixel (y, x)| / |p|
 
-w_p is the weight that the word gives to the image token of patch p, |p| the area of its box, and
-|p and pixel| the area that the two share. Each patch spreads its weight evenly over its pixels, so
-that the map sums to the mass of the row on the image. Where an image is read in tiles and as a
-whole, a pixel has a part of both. Where patches are all that there is, as of a vision Transformer,
-they are the pixels; or lie over a whole picture, as if its processor had cut nothing away.
+w_p is the weight of the word on the image token of patch p, |p| the area of its box, and |p and
+pixel| their common area. Each patch spreads its weight evenly over its pixels, so that the map sums
+to the mass of the row on the image. If an image is read in tiles and as a whole, a pixel gets a
+part of both. If the sequence has patches only, as in a vision Transformer, they are the pixels; or
+they cover the whole picture, as if its processor had cropped nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headloom.tracing.vision_language import LAYOUTS
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Patches that are named.
+#: Number of named patches.
 _NAMED = 5
 
 
@@ -46,17 +46,17 @@ class ImageMap(Plotted):
     """Weights of a word over an image, in pixels; its string is a sentence.
 
     weights      (rows, columns) of pixels, float64; sums to mass - outside
-    mass         the weight of the row on the patches of the image
-    outside      the part of it on patches that hold nothing of the picture: bars beside it
+    mass         weight of the row on the patches of the image
+    outside      part of it on patches outside the picture: bars beside it
     patches      position, tile, row, column and weight of each patch, in the order of the text
-    of_original  whether the pixels are those of the original picture, else of the resized one,
-                 as the processor made it
-    query, word  the position of the word, and its text
-    layer, head  the path of the layer; which head, None: the mean of all
-    number       which image of the text
-    tokens       those of the keys, by position
-    picture      the original picture, (rows, columns, colours), 0 to 1; None: it was not given
-    is_whole     whether the map lies over the whole picture, as if nothing had been cut away
+    of_original  whether pixels are of the original picture; otherwise of the resized one, from
+                 the processor
+    query, word  position of the word, and its text
+    layer, head  path of the layer; number of the head, None: the mean of all
+    number       of the image in the text
+    tokens       of the keys, by position
+    picture      the original picture, (rows, columns, colours), 0 to 1; None: not given
+    is_whole     whether the map covers the whole picture, as if nothing had been cropped
 
     `plot` draws it over the picture: colours are how many times its mean a weight is.
     """
@@ -79,7 +79,7 @@ class ImageMap(Plotted):
 
     @property
     def outside_in_words(self) -> str:
-        """The part of the mass that is outside of the picture; "": next to none."""
+        """Sentence about the mass outside the picture; "": almost none."""
         bars = f", {self.outside:.1%} on bars beside the picture"
         return bars if self.outside >= 0.0005 else ""
 
@@ -94,12 +94,12 @@ class ImageMap(Plotted):
         line = f"{self.word} ({self.query}) gives {self.mass:.4f} of its weight to the image"
         line += f"{self.outside_in_words}, most to {most}."
         if self.is_whole:
-            line += " Over the whole picture, as if its processor had cut nothing away."
+            line += " Over the whole picture, as if its processor had cropped nothing."
         return line
 
 
 def has_patches(trace: TraceData, sequence: str) -> bool:
-    """Whether some tokens of a sequence are patches of an image whose places are known."""
+    """Return whether a sequence has patches of an image with known places."""
     known = trace.positions.get(sequence, {})
     return "rows" in known and "columns" in known and any(row >= 0 for row in known["rows"])
 
@@ -114,22 +114,22 @@ def image_map(
     number: int = 0,
     size: Size | None = None,
 ) -> ImageMap:
-    """Map what a word, or a patch, looks at in an image of its text, in pixels.
+    """Map the attention of a word, or a patch, on an image of its text, in pixels.
 
     Args:
         trace: of a vision-language model on a text with images, or of a vision Transformer; or its
             path.
         layer: its number in the order of the run, as in `trace.layers`, or its path.
-        head: which one; None: the mean of all.
-        token: the position of the word, negative ones from the end; or its text, where one token
-            alone has it.
+        head: its number; None: the mean of all.
+        token: the position of the word, negative ones from the end; or its text, if only one token
+            has it.
         image: the original picture, or its file, for a map of its pixels.
-        number: which image of the text.
-        size: rows and columns of the original picture in place of itself; None: where the trace
-            knows them, these, else those of the resized picture.
+        number: of the image in the text.
+        size: rows and columns of the original picture instead of itself; None: from the trace, or
+            of the resized picture.
 
-    Raises: InputError: no such layer, head, token or image; no image at all; weights that are not
-    known exactly; pixels that are not known. DataError: no such trace or picture.
+    Raises: InputError: no such layer, head, token or image; no image at all; no exact weights;
+    unknown pixels. DataError: no such trace or picture.
     """
     trace = trace_of("image_map", trace)
     shot: NDArray[np.float32] | None = None
@@ -141,14 +141,14 @@ def image_map(
     if not fitting:
         raise InputError(
             "image_map: no token of this trace is known to be a part of an image. Give "
-            "headloom.trace what the processor makes of a text and its images together; of a "
-            f"{trace.model.get('type', 'model')} headloom may not know where images stand: it does "
-            f"of {', '.join(sorted(LAYOUTS))}."
+            "headloom.trace the processor's output for a text with its images; headloom knows the "
+            f"places of images for {', '.join(sorted(LAYOUTS))}, and may not for "
+            f"{trace.model.get('type', 'this model')}."
         )
     place = layer_number(trace, layer) if isinstance(layer, str) else layer
     if place not in fitting:
         raise InputError(
-            f"image_map: no layer {layer!r} that looks at patches of an image; there are "
+            f"image_map: no layer {layer!r} with image patches as keys; there are "
             f"{', '.join(map(str, fitting))}."
         )
     chosen = trace.layers[place]
@@ -164,8 +164,8 @@ def image_map(
     original = picture.original if size is None else (int(size[0]), int(size[1]))
     if picture.original not in (None, original):
         raise InputError(
-            f"image_map: size={size}; the model was told a picture of {picture.original} "
-            "(rows, columns). Give the picture that it read, or leave size out."
+            f"image_map: size={size}; the model read a picture of {picture.original} (rows, "
+            "columns). Give that picture, or leave size out."
         )
     row = _row(weights_of(chosen, exact=True), heads, query)
     first = [0] * len(row)
@@ -175,8 +175,8 @@ def image_map(
     )  # fmt: skip
     patches = [
         (position, tile, at, across, float(row[position]))
-        for position, (own, tile, at, across) in enumerate(places)
-        if own == number and at >= 0
+        for position, (of_image, tile, at, across) in enumerate(places)
+        if of_image == number and at >= 0
     ]
     weights, outside = _painted(picture, patches, original)
     mass = float(row[[patch[0] for patch in patches]].sum())
@@ -188,7 +188,7 @@ def image_map(
 
 
 def _row(source: Source, heads: range, query: int) -> Tensor:
-    """The weights of a row, (keys,), float64, the mean of some heads."""
+    """Return the weights of a row, (keys,), float64, averaged over some heads."""
     if isinstance(source, AttentionGraph):
         row = torch.zeros(source.length, dtype=torch.float64)
         for head in heads:
@@ -200,14 +200,14 @@ def _row(source: Source, heads: range, query: int) -> Tensor:
 
 
 def _of_patches(layer: TraceLayer, known: Mapping[str, Sequence[int]]) -> TracedImage:
-    """The picture of which the patches of a sequence are all."""
+    """Return the picture formed by all patches of a sequence."""
     places = [
         place for place in zip(known["rows"], known["columns"], strict=True) if min(place) >= 0
     ]
     if len(set(places)) < len(places):
         raise InputError(
-            f"image_map: several patches of layer {layer.name} have one place, as of windows that "
-            "overlap: a map of them is not known. Choose another layer."
+            f"image_map: several patches of layer {layer.name} have one place, as in overlapping "
+            "windows, so there is no map. Choose another layer."
         )
     rows, columns = (max(known[side]) + 1 for side in ("rows", "columns"))
     whole = Tile((0.0, 0.0, float(rows), float(columns)), rows, columns)
@@ -215,12 +215,12 @@ def _of_patches(layer: TraceLayer, known: Mapping[str, Sequence[int]]) -> Traced
 
 
 def _query(layer: TraceLayer, token: int | str) -> int:
-    """The row of a token."""
+    """Return the row of a token."""
     tokens = shown(layer.query_tokens)
     if not isinstance(token, str):
         return place_of("layer", "image_map", "token", token, len(tokens))
     for spelled in (list(tokens), [text.strip() for text in tokens], list(layer.query_tokens)):
-        places = [place for place, own in enumerate(spelled) if own == token]
+        places = [place for place, text in enumerate(spelled) if text == token]
         if len(places) == 1:
             return places[0]
         if places:
@@ -236,7 +236,7 @@ def _query(layer: TraceLayer, token: int | str) -> int:
 def _painted(
     picture: TracedImage, patches: list[tuple[int, int, int, int, float]], original: Size | None
 ) -> tuple[Tensor, float]:
-    """The weights of patches over the pixels of a picture, and those of patches outside of it."""
+    """Return the weights of patches over the pixels of a picture, and the sum outside it."""
     size = original or picture.size
     frame: Box = (0.0, 0.0, float(size[0]), float(size[1]))
     if original is not None:
@@ -244,8 +244,8 @@ def _painted(
     total, outside = torch.zeros(size, dtype=torch.float64), 0.0
     for number, tile in enumerate(picture.tiles):
         cells = torch.zeros(tile.rows, tile.columns, dtype=torch.float64)
-        for _, own, row, column, weight in patches:
-            if own == number:
+        for _, of_tile, row, column, weight in patches:
+            if of_tile == number:
                 cells[row, column] += weight
         high = _shares(tile.box[0::2], frame[0::2], tile.rows, size[0])
         wide = _shares(tile.box[1::2], frame[1::2], tile.columns, size[1])
@@ -257,26 +257,23 @@ def _painted(
 
 
 def _span(shares: Tensor) -> slice:
-    """The pixels of which patches have a share."""
+    """Return the range of pixels with a share of patches."""
     places = shares.any(0).nonzero()[:, 0]
     return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0, 0)
 
 
 def _shares(box: tuple[float, ...], frame: tuple[float, ...], patches: int, pixels: int) -> Tensor:
-    """Which share of a patch is in each pixel, along one side, (patches, pixels).
+    """Return the share of each patch in each pixel, along one side, (patches, pixels).
 
-    Args:
-        box: the first and the last side of all patches. frame: those of the picture, in the same
-            units.
-
-    A row sums to 1, or to 0 where the patch has nothing of the picture.
+    box: start and end of all patches; frame: start and end of the picture, in the same units. A row
+    sums to 1, or to 0 if the patch is outside the picture.
     """
     scale = pixels / (frame[1] - frame[0])
     first, last = ((side - frame[0]) * scale for side in box)
     edges = first + (last - first) * torch.arange(patches + 1, dtype=torch.float64) / patches
     starts = torch.arange(pixels, dtype=torch.float64)
     shared = torch.minimum(edges[1:, None], starts + 1) - torch.maximum(edges[:-1, None], starts)
-    # Less than a millionth of a pixel is rounding, not a part of the picture.
+    # Less than a millionth of a pixel is rounding.
     shared = torch.where(shared > 1e-6, shared, 0)
     whole = shared.sum(1, keepdim=True)
     return torch.where(whole > 0, shared / whole.clamp(min=1e-12), 0)

@@ -1,7 +1,7 @@
-"""Measures of a trace as tables: DataFrames, and in their `attrs` the sentences beside them.
+"""Measures of a trace as DataFrames, with a title and notes in their `attrs`.
 
-`title` is a line above the rows, or ""; `notes` are sentences below them. A function takes a trace
-and `exact`, see `headloom.analysis.weights.weights_of`.
+`title` is a line above the rows, or ""; `notes` are sentences below them. For `exact`, see
+`headloom.analysis.weights.weights_of`.
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ from headloom.formats.trace import TraceData, TraceLayer, layer_number
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.shapes import chosen, place_of
 
-#: Input positions of a flow, each of which is a problem of its own, at most.
+#: Maximal number of input positions of a flow, each of which is a separate problem.
 FLOWS = 256
-#: Positions up to which the rank is found where nothing else is asked for: 0.05 s a head there.
+#: Positions up to which the rank is computed by default: 0.05 s a head there.
 EXACT_RANK = 512
 
 
 def graph_measures(
     trace: OneTrace, *, by: str = "head", exact: bool | None = None, exact_rank: int = EXACT_RANK
 ) -> pandas.DataFrame:
-    """The graph measures of a trace.
+    """Return the graph measures of a trace.
 
     Args:
         trace: of any model.
         by: "head": a row for each head; "layer": a row for each layer.
         exact: see `headloom.analysis.weights.weights_of`.
-        exact_rank: positions up to which the rank is computed, at most 2,048: all singular values
-            of a matrix of this size.
+        exact_rank: positions up to which the rank is computed, at most 2,048; it needs all singular
+            values.
 
     Returns: a DataFrame with the columns
 
         layer, kind, head                 by layer without head
         entropy                           mean over queries, nats
-        received_key, _token, _share      who receives most, and its share of all mass
-        hitters                           how few keys hold 0.9 of it; by layer of the mean matrix
-        rank                              directions in use, by energy; by layer the mean; NaN of
-                                          more positions than `exact_rank`
+        received_key, _token, _share      the key that receives most, and its share of all mass
+        hitters                           fewest keys with 0.9 of it; by layer of the mean matrix
+        rank                              effective rank by energy; by layer the mean; NaN for more
+                                          positions than `exact_rank`
         reciprocity                       of self-attention; by layer the mean over heads
         pagerank_key, _token, pagerank    the highest; by layer of the mean
         parts, largest_part               parts connected by edges of 0.1 or more, and the size of
                                           the largest
         rest                              mean mass of a row on keys that were not kept
-        source                            of which weights: "exact", "rounded" (of queries and keys
-                                          stored in half precision) or "kept"
+        source                            kind of weights: "exact", "rounded" (from queries and
+                                          keys stored in half precision) or "kept"
 
-    The entropy is the model's own in every case, and what keys receive is of all weights where a
-    trace was made with ``received=True``.
+    The entropy is always the model's own, and the attention received by keys is of all weights if
+    the trace was made with ``received=True``.
 
-    Raises: InputError: a layer has no exact weights that were asked for.
+    Raises: InputError: `exact`, and a layer has no exact weights.
     """
     trace = trace_of("measures", trace)
     chosen("measures", "by", by, ("head", "layer"))
@@ -95,11 +95,11 @@ _COLUMNS = (
 
 
 def _columns(layer: TraceLayer, by: str, exact: bool | None, exact_rank: int) -> dict[str, object]:
-    """The measures of a layer: a number for each head, or one."""
+    """Return the measures of a layer: a number for each head, or one."""
     together = by == "layer"
     columns: dict[str, object] = {} if together else {"head": range(layer.heads)}
     if not all(layer.shape):
-        return columns  # of no token there is nothing to measure
+        return columns  # no tokens
 
     def rows(of_heads: Tensor) -> list[float]:
         return [float(of_heads.mean())] if together else of_heads.tolist()
@@ -138,7 +138,7 @@ def _columns(layer: TraceLayer, by: str, exact: bool | None, exact_rank: int) ->
 
 
 def graphs(trace: TraceData, *, by: str = "layer", exact: bool | None = None) -> pandas.DataFrame:
-    """Strength, heavy hitters, rank, PageRank, reciprocity, parts: see `graph_measures`."""
+    """Measure strength, heavy hitters, rank, PageRank, reciprocity, parts: see `graph_measures`."""
     rows = graph_measures(trace, by=by, exact=exact)
     kept = "kept" in set(rows.get("source", ()))
     lacking = "Of the kept edges; rest is the mean mass of a row on other keys." if kept else ""
@@ -153,13 +153,13 @@ def rollout(
     kind: str | None = None,
     exact: bool | None = None,
 ) -> pandas.DataFrame:
-    """How much of each input position an output position holds, largest first.
+    """Return the share of each input position in an output position, largest first.
 
-    reached: how much of the position each output position holds instead. Others as of
-    `headloom.analysis.graphs.rollout.rollout_rows`.
+    reached: whether to return the share of the input position in each output position instead. For
+    others see `headloom.analysis.graphs.rollout.rollout_rows`.
     """
     layers, queries, keys, _ = rollouts.chosen_layers(trace, kind)
-    with warnings.catch_warnings(action="ignore"):  # of what is passed over, which is a note
+    with warnings.catch_warnings(action="ignore"):  # of skipped layers, which are in the notes
         asked = rollouts.rollout_columns if reached else rollouts.rollout_rows
         result = asked(trace, token, kind=kind, exact=exact)
     ends = queries, keys
@@ -185,9 +185,9 @@ def rollout(
 def flow(
     trace: TraceData, *, token: int = -1, kind: str | None = None, exact: bool | None = None
 ) -> pandas.DataFrame:
-    """How much can flow from an output position to each input position, through all layers.
+    """Return the largest flow from an output position to each input position.
 
-    Takes what `headloom.analysis.graphs.flow.attention_flow` takes.
+    For the arguments see `headloom.analysis.graphs.flow.attention_flow`.
     """
     layers, *names, _ = rollouts.chosen_layers(trace, kind)
     queries, keys = (shown(trace.sequences[name]) for name in names)
@@ -217,12 +217,10 @@ def clusters(
     count: int | None = None,
     exact: bool | None = None,
 ) -> pandas.DataFrame:
-    """Which tokens look at each other more than at the others (spectral clustering).
+    """Group tokens that attend to each other more than to others (spectral clustering).
 
-    Args:
-        layer: the clusters of this layer, a row for each position; None: a row for each layer.
-        head: of this head of the layer; None: of the mean of its heads.
-        count: how many clusters; None: as the eigenvalues say.
+    layer: the clusters of this layer, a row for each position; None: a row for each layer. head: of
+    the layer; None: the mean of its heads. count: of clusters; None: by the eigenvalues.
     """
     if layer is not None:
         numbers = [layer_number(trace, layer)]
@@ -284,13 +282,13 @@ def clusters(
 
 
 def _ordered(*, token: Sequence[str], **values: NDArray[np.floating]) -> pandas.DataFrame:
-    """Positions with their tokens by a measure, the largest first."""
+    """Return positions with their tokens by a measure, the largest first."""
     rows = pandas.DataFrame({"position": range(len(token)), "token": token, **values})
     return rows.sort_values([*values], ascending=False, kind="stable", ignore_index=True)
 
 
 def table_of(rows: pandas.DataFrame, title: str, *notes: str | None) -> pandas.DataFrame:
-    """Put a title and notes beside rows."""
+    """Add a title and notes to rows."""
     rows.attrs |= {"title": title, "notes": [note for note in notes if note]}
     return rows
 

@@ -199,8 +199,8 @@ def test_bad_input_is_one_line_that_says_what_to_do() -> None:
     )
     assert "no policy 'h2'; there are h2o" in refused(policy=["h2"])
     for function, line in (
-        (lambda p, b: torch.zeros(1, 2), "policy <lambda> gave scores (1, 2)"),
-        (lambda p, b: torch.full((KV_HEADS, p.length), torch.nan), "that are not numbers"),
+        (lambda p, b: torch.zeros(1, 2), "policy <lambda> returned scores (1, 2)"),
+        (lambda p, b: torch.full((KV_HEADS, p.length), torch.nan), "or NaN"),
     ):
         assert line in refused(policy=[function])
 

@@ -192,7 +192,7 @@ def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights) ->
 
 
 def test_a_view_without_data_says_what_would_fill_it(make_trace) -> None:
-    with pytest.raises(headloom.InputError, match="received=True: none here"):
+    with pytest.raises(headloom.InputError, match="received=True; there are none here"):
         ask(make_trace(["a", "b"]), "select * from received")
 
 

@@ -1,1 +1,1 @@
-"""Word alignment: which word of a source each word of a target was written from."""
+"""Word alignment: the source word of each target word."""

@@ -1,4 +1,4 @@
-"""`align`: the words of targets and sources that belong together, by heads that look so."""
+"""`align`: link the words of targets and sources by the weights of aligning heads."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from headloom.mechanism.shapes import chosen
 
 #: Pairs of sentences whose weights are kept to be drawn.
 _DRAWN = 100
-#: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
+#: Maximal number of pairs of sentences on which heads are chosen by agreement: the first ones.
 _ENOUGH = 1_000
 
-_NOT_TOLD = (
-    "too few words occur again in these pairs to tell whether the heads look for the word that is "
-    "read or that is written next; links may be one word off. Give more pairs, or a step."
+_UNCLEAR_STEP = (
+    "too few words occur again in these pairs to tell whether the heads align the word that is "
+    "read or the word that is written next; links may be one word off. Give more pairs, or a step."
 )
 
 
@@ -47,7 +47,7 @@ class AlignmentOptions:
     most: int = MOST
 
     def named(self) -> list[AligningHead]:
-        """The heads that are named; none: they are to be chosen."""
+        """Return the named heads; empty: heads are chosen."""
         if self.heads in (None, "best", "agreement"):
             return []
         names = self.heads.split(",") if isinstance(self.heads, str) else self.heads or ()
@@ -55,11 +55,11 @@ class AlignmentOptions:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps that heads are tried by."""
+        """Steps to try for each head."""
         return STEPS if self.step is None else (self.step,)
 
     def check(self, gold: object) -> None:
-        """Raise an InputError for what cannot be asked."""
+        """Raise an InputError for options that are not valid."""
         chosen("align", "method", self.method, tuple(METHODS))
         chosen("align", "step", self.step or "read", STEPS)
         self.named()
@@ -72,17 +72,17 @@ class AlignmentOptions:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alignment(Drawn):
-    """Words that belong together, and the heads that say so.
+    """Links between words, and the heads that they come from.
 
     links        of each pair of sentences, (source word, target word), from 0
-    heads        those whose mean was taken
-    table        every head, the best first, with its measure, 0 to 1; of named heads, these
-    measure      "1 - AER" with gold, else "agreement"
-    chosen_on    how many pairs the heads were chosen on; 0: they were named
-    error_rate   of the links, on pairs that the heads were not chosen on; None: without gold
-    measured_on  how many pairs these are
-    words        the weights between the words of the first hundred pairs, the mean of the heads
-    note         what the pairs do not tell of the heads, in a sentence; "": nothing
+    heads        the averaged heads
+    table        every head (or the named ones), best first, with its measure, 0 to 1
+    measure      "1 - AER" with gold, otherwise "agreement"
+    chosen_on    number of pairs on which heads were chosen; 0: they were named
+    error_rate   of the links, on other pairs than these; None: without gold
+    measured_on  number of pairs of the error rate
+    words        weights between the words of the first hundred pairs, the mean of the heads
+    note         a sentence about unclear steps of heads; "": none
     """
 
     links: list[list[Link]]
@@ -115,7 +115,7 @@ class Alignment(Drawn):
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of the alignment, in sentences."""
+        """Sentences about the alignment."""
         of_all, names = len(self.links), ", ".join(map(str, self.heads))
         chosen_on = f", chosen on {self.chosen_on:,} pairs" if self.chosen_on else ""
         notes = [f"Links by the mean of the heads {names}{chosen_on}."]
@@ -138,7 +138,7 @@ def align_words(
 ) -> Alignment:
     """Align by weights between words, as `headloom.align` does.
 
-    Sentences are taken one by one, but for those that heads are chosen on.
+    Sentences are read one by one, except the ones on which heads are chosen.
     """
     options.check(gold)
     rest = iter(sentences)
@@ -146,10 +146,10 @@ def align_words(
     if not first:
         raise InputError("align: no sentences; give at least one pair.")
     if gold is not None:
-        check_links(gold, [(len(each.source), len(each.target)) for each in first])
+        check_links(gold, [(len(pair.source), len(pair.target)) for pair in first])
     every, method, named = first[0].heads, METHODS[options.method], options.named()
     _check_heads(first[0].heads, named, first)
-    # With gold, heads are chosen on every other pair, and measured on those between.
+    # With gold, heads are chosen on every other pair, and measured on the pairs between.
     apart = gold is not None and not named
     chosen_on = first[:: 2 if apart and len(first) > 1 else 1]
     of_gold = None if gold is None or options.heads == "agreement" else gold[:: 2 if apart else 1]
@@ -159,15 +159,15 @@ def align_words(
         single = measure(chosen_on, of_gold, method).tolist()
         table = [(every[place], single[place]) for place in places]
     else:
-        steps, told = list(range(len(every))), [True] * len(every)
+        steps, clear = list(range(len(every))), [True] * len(every)
         if of_gold is None:
-            steps, told = better_steps(chosen_on)
+            steps, clear = better_steps(chosen_on)
             chosen_on = [sentence.of(steps) for sentence in chosen_on]
         single, best = best_few(chosen_on, of_gold, method, options.most)
         places = [steps[place] for place in best]
         ordered = sorted(zip(steps, single, strict=True), key=lambda pair: -pair[1])
         table = [(every[place], value) for place, value in ordered]
-        note = "" if all(told[place] for place in best) else _NOT_TOLD
+        note = "" if all(clear[place] for place in best) else _UNCLEAR_STEP
     links: list[list[Link]] = []
     words: list[WordWeights] = []
     for sentence in chain(first, rest):
@@ -194,7 +194,7 @@ def align_words(
 def _check_heads(
     every: Sequence[AligningHead], named: Iterable[AligningHead], sentences: Iterable[WordWeights]
 ) -> None:
-    """Raise an InputError where a head is none of the model's, or models have other heads."""
+    """Raise an InputError for a head that does not exist, or traces with different heads."""
     if missing := [head for head in named if head not in every]:
         layers = sorted({head.layer for head in every})
         count = len({head.head for head in every if head.layer == layers[0]})

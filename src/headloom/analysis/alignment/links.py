@@ -1,4 +1,4 @@
-"""From the weights between words to links; how far these are from people's; which heads align."""
+"""Links from the weights between words; their error rate; and the choice of aligning heads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from headloom.analysis.alignment.words import WordWeights
 from headloom.errors import InputError
 from headloom.formats.pharaoh import GoldLinks, Link
 
-#: From weights (heads, target words, source words) to links, bool, of the same shape.
+#: Function from weights (heads, target words, source words) to links, bool, of the same shape.
 Method = Callable[[Tensor], Tensor]
-#: Heads that are averaged, at most.
+#: Maximal number of averaged heads.
 MOST = 8
-#: The fewest pairs that tell a step, and by how many standard errors.
+#: Smallest number of pairs to choose a step, and of standard errors between steps.
 _FEWEST, _ERRORS = 5, 2.0
 
 
 def argmax(weights: Tensor) -> Tensor:
-    """Link each target word with the source word that it looks at most.
+    """Link each target word with the source word of its largest weight.
 
         A = {(s, t): s = argmax over s' of W(t, s')}
 
@@ -36,7 +36,7 @@ def argmax(weights: Tensor) -> Tensor:
 
 
 def mutual(weights: Tensor) -> Tensor:
-    """Link two words, of which each is the other's best.
+    """Link two words if each is the other's best.
 
         A = {(s, t): s = argmax over s' of W(t, s'), t = argmax over t' of W(t', s)}
 
@@ -46,7 +46,7 @@ def mutual(weights: Tensor) -> Tensor:
 
 
 def _best(weights: Tensor, dimension: int) -> Tensor:
-    """The largest of each row or column, where it is more than 0."""
+    """Mark the largest weight of each row or column, if it is above 0."""
     if not weights.numel():
         return torch.zeros_like(weights, dtype=torch.bool)
     largest, places = weights.max(dimension, keepdim=True)
@@ -54,7 +54,7 @@ def _best(weights: Tensor, dimension: int) -> Tensor:
     return best & (largest > 0)
 
 
-#: By the names that `headloom align --method` takes.
+#: Methods by the names for `headloom align --method`.
 METHODS: Mapping[str, Method] = {"mutual": mutual, "argmax": argmax}
 
 
@@ -87,17 +87,17 @@ class ErrorRate:
 
     @property
     def precision(self) -> float:
-        """How many of the links are gold ones."""
+        """Share of the links that are possible gold links."""
         return self.right_possible / self.links if self.links else 1.0
 
     @property
     def recall(self) -> float:
-        """How many of the sure gold links are there."""
+        """Share of the sure gold links that are among the links."""
         return self.right_sure / self.sure if self.sure else 1.0
 
     @property
     def aer(self) -> float:
-        """The alignment error rate, 0 to 1."""
+        """Alignment error rate, 0 to 1."""
         whole = self.links + self.sure
         return 1 - (self.right_sure + self.right_possible) / whole if whole else 0.0
 
@@ -120,8 +120,8 @@ def alignment_error_rate(links: Sequence[Iterable[Link]], gold: Sequence[GoldLin
             "as many."
         )
     counts = [
-        (len(own), len(right.sure), len(own & right.sure), len(own & right.possible))
-        for own, right in zip(map(set, links), gold, strict=True)
+        (len(found), len(right.sure), len(found & right.sure), len(found & right.possible))
+        for found, right in zip(map(set, links), gold, strict=True)
     ]
     return ErrorRate(*(sum(column) for column in zip(*counts, strict=True)))
 
@@ -132,20 +132,20 @@ def measure(
     method: Method,
     beside: Sequence[int] = (),
 ) -> Tensor:
-    """Return how well each head aligns, or its mean with others, 0 to 1.
+    """Return the quality of each head's alignment, or of its mean with others, 0 to 1.
 
-    With gold, 1 - AER (see ErrorRate); without, how far the two directions agree:
+    With gold, 1 - AER (see ErrorRate); without, the agreement of the two directions:
 
         F = 2 |R and C| / (|R| + |C|)
 
-    R links each target word with the source word that it looks at most, C each source word with the
-    target word that looks at it most.
+    R links each target word with the source word of its largest weight, C each source word with the
+    target word of its largest weight.
 
     Args:
         sentences: to measure on.
         gold: their links.
         method: from weights to links, for gold.
-        beside: the places of heads that each is averaged with.
+        beside: places of heads with which each head is averaged.
 
     Source: the idea is that of Liang et al. 2006, "Alignment by Agreement", whose two directions
     are two models.
@@ -160,10 +160,10 @@ def measure(
             right += 2 * (first & second).sum((1, 2))
             whole += first.sum((1, 2)) + second.sum((1, 2))
         else:
-            own = method(weights)
+            found = method(weights)
             for links in (gold[number].sure, gold[number].possible):
-                right += sum((own[:, target, source] for source, target in links), torch.zeros(1))
-            whole += own.sum((1, 2)) + len(gold[number].sure)
+                right += sum((found[:, target, source] for source, target in links), torch.zeros(1))
+            whole += found.sum((1, 2)) + len(gold[number].sure)
     return right / whole.clamp(min=1)
 
 
@@ -175,7 +175,7 @@ def best_few(
 ) -> tuple[list[float], list[int]]:
     """Return the measure of every single head, and the heads whose mean aligns best.
 
-    The best one, then each that helps the mean most, `most` at most; none that does not help.
+    The best one, then greedily the head that improves the mean most, up to `most` heads.
     """
     single = measure(sentences, gold, method)
     chosen, best = [int(single.argmax())], float(single.max())
@@ -190,16 +190,16 @@ def best_few(
 
 
 def better_steps(sentences: Sequence[WordWeights]) -> tuple[list[int], list[bool]]:
-    """Return the places of the heads, each by the better of its steps; and whether pairs tell it.
+    """Return the places of the heads with the better step of each; and whether that is clear.
 
-    Moved by a row, the two directions of a head agree as well. But the words that it links by the
-    right row occur together in the other pairs too:
+    Shifted by a row, the two directions of a head agree as well. But words linked by the right row
+    occur together in other pairs too:
 
         D(s, t) = 2 C(s, t) / (C(s) + C(t))
 
-    C counts the other pairs that have a word, or both. Words spelled alike, as names and numbers,
-    have D = 1. Each head has the step whose argmax links have the larger sum of D; of equal ones
-    it has the first.
+    C counts the other pairs with a word, or with both. Words with the same spelling, such as names
+    and numbers, have D = 1. Each head gets the step whose argmax links have the larger sum of D; of
+    equal ones the first.
 
     Source: Dice 1945 (the coefficient).
     """
@@ -218,13 +218,13 @@ def better_steps(sentences: Sequence[WordWeights]) -> tuple[list[int], list[bool
     first, second = sums[:, of_heads].unbind(2)
     lead = (second - first).double()
     errors = lead.std(0, correction=0) / max(len(lead) - 1, 1) ** 0.5
-    told = (lead.mean(0).abs() > _ERRORS * errors) & (len(lead) >= _FEWEST)
+    clear = (lead.mean(0).abs() > _ERRORS * errors) & (len(lead) >= _FEWEST)
     better = of_heads.gather(1, (lead.mean(0) > 0).long()[:, None])[:, 0]
-    return better.tolist(), told.tolist()
+    return better.tolist(), clear.tolist()
 
 
 def _together(sentences: Sequence[WordWeights]) -> list[Tensor]:
-    """D of each target and source word of each pair."""
+    """Return D of each target and source word of each pair."""
     words = [
         [[re.sub(r"\W", "", word.casefold()) or word for word in side] for side in sides]
         for sides in ((sentence.source, sentence.target) for sentence in sentences)

@@ -1,4 +1,4 @@
-"""From the weights between tokens to those between words."""
+"""Weights between words from the weights between tokens."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from headloom.errors import InputError
 from headloom.formats.tokens import each_once, shown
 from headloom.formats.trace import TraceData
 
-#: Which query stands for a target token: that which is made from it, and so reads it, or the one
-#: before, which writes it.
+#: Query of a target token: the one that reads it, or the one before, which writes it.
 Step = Literal["read", "write"]
 STEPS: tuple[Step, ...] = ("read", "write")
-#: Special tokens that begin a sequence, and end none.
+#: Special tokens that only begin a sequence.
 _BEGINNINGS = frozenset({"<start>", "<s>", "<bos>", "<pad>", "[CLS]", "[BOS]", "[PAD]"})
 _HEAD = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})(?::(read|write))?")
 
 
 class AligningHead(NamedTuple):
-    """A head as it aligns words.
+    """Head for word alignment.
 
-    layer: its number in a trace of all layers, from 0; head: its number there; step: the
-    row that stands for a target token.
+    layer: its number in a trace of all layers, from 0; head: its number there; step: the query of
+    a target token.
 
     >>> print(AligningHead(0, 1), AligningHead(3, 2, "write"))
     0.1 3.2:write
@@ -45,7 +44,7 @@ class AligningHead(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> AligningHead:
-        """The head of a name. Raises: InputError: it is none."""
+        """Parse the name of a head. Raises: InputError: not a name."""
         parts = _HEAD.fullmatch(str(name).strip())
         if parts is None:
             raise InputError(
@@ -57,12 +56,11 @@ class AligningHead(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WordParts:
-    """The words of a sequence, and which tokens each is made of.
+    """Words of a sequence, and the tokens of each.
 
     words  as they are spelled
-    share  (words, tokens): 1 where the token is a part of the word, 1 / n of a token in n words
-    unread how many of the last tokens a model wrote and never read, 0 or 1: none of its rows is
-           made from them
+    share  (words, tokens): 1 if the token is a part of the word, 1 / n for a token in n words
+    unread number of last tokens that the model wrote but did not read, 0 or 1: they have no rows
     """
 
     words: list[str]
@@ -72,10 +70,10 @@ class WordParts:
 
 @dataclass(frozen=True, eq=False)
 class WordWeights:
-    """How much each word of a target looks at each word of its source.
+    """Weights between each word of a target and each word of its source.
 
     weights         (heads, target words, source words)
-    heads           which head each is, and by which step
+    heads           head and step of each
     source, target  the words
     """
 
@@ -85,18 +83,17 @@ class WordWeights:
     target: list[str]
 
     def of(self, places: Sequence[int]) -> WordWeights:
-        """Some of the heads, by their places."""
+        """Return some of the heads, by their places."""
         heads = tuple(self.heads[place] for place in places)
         return WordWeights(self.weights[list(places)], heads, self.source, self.target)
 
 
 def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
-    """The words of a text, which stand between spaces, and their tokens.
+    """Return the words of a text, split at spaces, and their tokens.
 
     Args:
         text: of the sequence.
-        offsets: of each token, the characters it stands for, from start to end; [0, 0] of one that
-            is not in the text.
+        offsets: start and end of each token in the text; [0, 0]: not in the text.
 
     >>> parts = parts_by_offsets("an end", [(0, 0), (0, 2), (2, 4), (4, 6)])
     >>> parts.words, parts.share.tolist()
@@ -111,7 +108,7 @@ def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
         # The first word that ends after the token begins, and the first that begins after it.
         first, last = bisect_right(ends, start), bisect_left(begins, end)
         if text[start:end].isspace():
-            # A space that is a token of its own belongs to the word that it begins.
+            # A token that is a single space belongs to the next word.
             last = first + (begins[first : first + 1] == [end])
         owners += [(number, place) for number in range(first, last)]
     share = torch.zeros(len(words), len(offsets))
@@ -121,17 +118,17 @@ def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
 
 
 def parts_by_tokens(tokens: Sequence[str], special: Sequence[bool] | None = None) -> WordParts:
-    """The words of a sequence, by how its tokens are spelled.
+    """Return the words of a sequence, by the spelling of its tokens.
 
-    A word begins at a token that begins with a space (or "▁"), or after one that ends with one;
-    where no token has one, at each that does not begin with "##". Special tokens are no words.
+    A word begins at a token with a leading space (or "▁"), or after a trailing space; if no token
+    has one, at each token without "##". Special tokens are not words.
 
     >>> parts_by_tokens(["<start>", " gold", "en", " end", "<end>"]).words
     ['golden', 'end']
     """
     texts = [text.replace("▁", " ") for text in each_once(shown(tokens))]
     no_word = set(separators(tokens, special))
-    # Separators leave the first token out; of two first tokens, the second is like the first.
+    # `separators` ignores the first token, so a doubled one is tested.
     first = tokens[:1] and (
         special[0] if special else tokens[0] in _BEGINNINGS or 1 in separators([tokens[0]] * 2)
     )
@@ -162,28 +159,27 @@ def word_weights(
 
         W(t, s) = 1/|P_t|  sum over i in P_t  sum over j in P_s  w(r(i), j)
 
-    P_t and P_s are the tokens of a word of the target and of one of the source; r(i) is the row
-    of target token i: the query that is made from it, by which the model decides what follows it
-    ("read"), or the one before, by which it was written ("write"). Special tokens are no part of
-    a word; what is on them is left out.
+    P_t and P_s are the tokens of a target word and of a source word; r(i) is the row of target
+    token i: the query that reads it and predicts the next token ("read"), or the one before, which
+    predicts it ("write"). Special tokens are not part of a word; their weights are left out.
 
     Args:
         trace: of an encoder-decoder.
-        source, target: the words; None: as the tokens are spelled.
+        source: words of the source; None: by the spelling of tokens.
+        target: words of the target; None: by the spelling of tokens.
         steps: "read", "write", or both, for each head one after the other.
 
     Raises: InputError: no cross-attention, or no exact weights.
 
-    Source: Clark et al. 2019, section 4.1 (sum over the pieces that are looked at, mean over those
-    that look); Chen et al. 2020, "Accurate Word Alignment Induction from Neural Machine
-    Translation" (the step that reads a word against the one that writes it).
+    Source: Clark et al. 2019, section 4.1 (sum over key tokens, mean over query tokens); Chen et
+    al. 2020, "Accurate Word Alignment Induction from Neural Machine Translation" (the steps).
     """
     crossing = [n for n, layer in enumerate(trace.layers) if layer.kind == "cross"]
     layers = [trace.layers[number] for number in crossing]
     if not layers:
         raise InputError(
-            "align: the trace has no cross-attention, where a target looks at its source. Give "
-            "traces of an encoder-decoder."
+            "align: the trace has no cross-attention from a target to its source. Give traces of "
+            "an encoder-decoder."
         )
 
     def parts_of(name: str) -> WordParts:
@@ -200,8 +196,8 @@ def word_weights(
     parts: list[Tensor] = []
     heads: list[AligningHead] = []
     for number, layer in zip(crossing, layers, strict=True):
-        looked_at = weights_of(layer, exact=True).dense().float() @ columns
+        weights_on_words = weights_of(layer, exact=True).dense().float() @ columns
         for step in steps:
-            parts.append(rows_of[step] @ looked_at)
+            parts.append(rows_of[step] @ weights_on_words)
             heads += [AligningHead(number, head, step) for head in range(layer.heads)]
     return WordWeights(torch.cat(parts), tuple(heads), source.words, target.words)

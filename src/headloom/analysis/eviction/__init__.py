@@ -1,1 +1,1 @@
-"""What a smaller cache of keys would have thrown away, and what that costs, on a trace."""
+"""Eviction from a smaller key cache, and its loss, measured on a trace."""

@@ -1,7 +1,7 @@
-"""`evict`: which keys of a trace policies throw away, and the attention mass lost by it.
+"""`evict`: keys that policies evict on a trace, and the lost attention mass.
 
-All of one layer at a time: its queries and keys are those that the whole cache gave. What earlier
-layers would have handed on after their own losses is not in it.
+Each layer is measured alone, with the queries and keys of the full cache: the effect of losses in
+earlier layers is not included.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headloom.mechanism.drawn import Drawn
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import chosen, in_words, whole_number
 
-#: Names of the best single set of keys for a prompt, and of the best set anew at every step.
+#: Names of the best single set of keys for a prompt, and of the best set at every step.
 BEST_SET, BEST_SETS = "oracle", "oracle-step"
-#: The share of a text that is taken for its prompt where nothing says where it ends.
+#: Default share of the prompt in a text.
 _PROMPT = 7 / 8
-#: Columns that tell the rows of a policy and budget apart, by what a row is.
+#: Columns that identify the rows of a policy and budget, for each kind of row.
 _LABELS = {"policy": (), "layer": ("layer",), "head": ("layer", "head"), "step": ("step",)}
-#: Cells of the weights of all heads that are formed at a time: 16 MiB of float32.
+#: Cells of all heads in a block: 16 MiB of float32.
 _BLOCK_CELLS = 2**22
 
 _Rule = Callable[[Prompt, int], Tensor]
@@ -43,14 +43,14 @@ _Rule = Callable[[Prompt, int], Tensor]
 class Eviction(Drawn):
     """Attention mass that policies lose on a trace.
 
-    policies: their names; then "oracle", the best single set; and "oracle-step", the best set of
-        keys chosen anew at every step.
-    budgets: keys of each head that stay.
-    prompt: its positions.
+    policies: their names; then "oracle", the best single set of keys; and "oracle-step", the best
+        set at every step.
+    budgets: number of kept keys of each head.
+    prompt: number of its positions.
     lost: by the number of the layer in the trace, (policies, budgets, heads, steps): the mass of
-        each query after the prompt on keys that are gone.
-    kept: likewise, (policies without "oracle-step", budgets, kv_heads, prompt), bool.
-    note: that queries and keys are stored in half precision, in a sentence; "": they are not.
+        each query after the prompt on evicted keys.
+    kept: by layer, (policies without "oracle-step", budgets, kv_heads, prompt), bool.
+    note: a sentence about queries and keys in half precision; "": none.
     """
 
     policies: tuple[str, ...]
@@ -63,27 +63,27 @@ class Eviction(Drawn):
     def plot(
         self, budget: int | None = None, *, ax: object = None, width: float | None = None
     ) -> Any:
-        """Draw which keys each policy keeps, and what every head loses.
+        """Draw the keys that each policy keeps, and the loss of every head.
 
         budget: its number; None: the middle one. ax, width: see `headloom.TraceLayer.plot`.
 
-        Returns: the axes of the losses, from step to step and at every budget.
+        Returns: the axes of the losses, by step and by budget.
         Raises: InputError: no such budget.
         """
         return self._plot("eviction", self, budget, ax=ax, width=width)
 
     @property
     def steps(self) -> int:
-        """Queries after the prompt."""
+        """Number of queries after the prompt."""
         return next(iter(self.lost.values())).shape[-1]
 
     @property
     def lost_by_heads(self) -> Tensor:
-        """The losses of the heads of all layers, (policies, budgets, heads, steps), float64."""
+        """Losses of the heads of all layers, (policies, budgets, heads, steps), float64."""
         return torch.cat(list(self.lost.values()), 2).double()
 
     def __str__(self) -> str:
-        """How much was measured, in a line."""
+        """Return a summary in one line."""
         heads = sum(lost.shape[2] for lost in self.lost.values())
         return (
             f"{len(self.lost)} layers, {heads} heads; prompt of {self.prompt:,} tokens, then "
@@ -101,13 +101,13 @@ class Eviction(Drawn):
 
         Returns: a DataFrame with the columns
 
-            policy, budget, kept    keys that stay, and their share of the prompt
-            layer, head, step       what is asked for; step: the position of the query
-            lost                    mass on keys that are gone, the mean over what is not a column
-            above                   lost less that of the best set chosen anew at every step for
-                                    the heads that share keys: of one of these it may be below 0
-            worst_lost, worst_layer, worst_head    by policy and layer: the head that loses most,
-                                    mean over steps
+            policy, budget, kept    number of kept keys, and their share of the prompt
+            layer, head, step       depending on `by`; step: the position of the query
+            lost                    mass on evicted keys, the mean over all other dimensions
+            above                   lost less the loss of the best set at every step for the heads
+                                    that share keys: for a single head it may be below 0
+            worst_lost, worst_layer, worst_head    by policy and layer: the head with the largest
+                                    loss, mean over steps
 
         Raises: InputError: by is another word.
         """
@@ -126,7 +126,7 @@ class Eviction(Drawn):
         rows = groups.mean().reset_index()
         rows.insert(0, "policy", [self.policies[number] for number in rows["number"]])
         rows.insert(2, "kept", rows["budget"] / self.prompt)
-        # Of each budget and part, what the last policy, the best sets, loses.
+        # The last policy is the best set at every step.
         rows["above"] = rows["lost"] - rows.groupby(labels)["lost"].transform("last")
         if by in ("policy", "layer"):
             worst = cells.loc[groups.idxmax(), ["lost", "layer", "head"]]
@@ -145,29 +145,29 @@ def evict(
     prompt_tokens: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Eviction:
-    """Measure what a cache of fewer keys would have thrown away, and the attention mass lost by it.
+    """Measure the attention mass lost by eviction from a smaller key cache.
 
-        lost_i = sum of P_ij over the keys j that are gone when query i comes
+        lost_i = sum of P_ij over the keys j that are evicted before query i
 
-    for every head and every query after the prompt, from the exact weights P of the trace: those
-    that the model had with all its keys. Each layer that looks back at its own sequence is looked
-    at by itself. Keys go once, after the prompt; all later ones stay. With grouped heads, a key is
-    kept or thrown away for all heads that share it.
+    for every head and every query after the prompt, from the exact weights P of the trace, with all
+    its keys. Each causal self-attention layer is measured alone. Keys are evicted once, after the
+    prompt; all later ones stay. With grouped heads, a key is kept or evicted for all heads that
+    share it.
 
     Args:
         trace: of a decoder, with its queries and keys; or its path.
-        budget: keys of each head that stay, one number or several: a share of the prompt (0.2,
-            "20%"), or a number of keys (512); 1.0 is the whole prompt, 1 one key.
+        budget: kept keys of each head, one number or several: a share of the prompt (0.2, "20%"),
+            or a number of keys (512); 1.0 is the whole prompt, 1 one key.
         policy: "h2o", "observed", "streaming", "tova", "snapkv"; or functions from a `Prompt` and a
-            budget to scores, (kv_heads, prompt.length), the highest of which stay; or where such a
-            function is, as "file.py:function" or "module:function", which is run. Functions alone
-            are measured beside all named ones. None: all named ones.
-        prompt_tokens: positions of the prompt. None: those before the first that was generated, or
-            else 7/8.
-        progress: told how many layers are done, of how many.
+            budget to scores, (kv_heads, prompt.length), the highest of which are kept; or the place
+            of such a function, "file.py:function" or "module:function", which is run. If only
+            functions are given, all named policies are measured too. None: all named ones.
+        prompt_tokens: length of the prompt. None: up to the first generated token, or 7/8 of the
+            text.
+        progress: called with the number of layers done and their total.
 
-    Raises: InputError: a layer without exact weights; a budget or a prompt that there is not; a
-    policy that is not known, or whose scores are none.
+    Raises: InputError: a layer without exact weights; an impossible budget or prompt; an unknown
+    policy, or one whose scores are not valid.
 
     Source: policies: see `headloom.analysis.eviction.policies`.
     """
@@ -185,8 +185,8 @@ def evict(
     ]
     if not numbers:
         raise InputError(
-            "evict: the trace has no layer in which a sequence looks back at itself, as in a "
-            "decoder: in others there is no cache of keys that grows. Trace a language model."
+            "evict: the trace has no causal self-attention layer, as in a decoder; other layers "
+            "have no growing key cache. Trace a language model."
         )
     first = trace.layers[numbers[0]]
     prompt = prompt_tokens
@@ -200,13 +200,13 @@ def evict(
     sizes = list(dict.fromkeys(_keys_of(size, length) for size in several))
     lost, stays = {}, {}
     for done, number in enumerate(numbers, 1):
-        # A copy, so that what it reads is freed with it.
+        # A copy, so that the tensors it reads are freed with it.
         layer = replace(trace.layers[number])
         matrix = layer.normalised_matrix
         if matrix is None:
             raise InputError(
-                f"evict: layer {layer.name} has no exact weights: {layer.no_matrix}. Eviction is "
-                "measured exactly or not at all. Trace again with queries and keys."
+                f"evict: layer {layer.name} has no exact weights: {layer.no_matrix}. Trace again "
+                "with queries and keys."
             )
         check_numbers(matrix, f"evict: layer {layer.name}")
         read = Prompt(matrix, length, layer.name)
@@ -217,9 +217,9 @@ def evict(
 
 
 def _named(policy: Rule) -> tuple[str, _Rule]:
-    """A policy with its name."""
+    """Return the name of a policy, and its function."""
     if not isinstance(policy, str):
-        return getattr(policy, "__name__", "of its own"), policy
+        return getattr(policy, "__name__", "custom"), policy
     if policy in POLICIES:
         return policy, POLICIES[policy]
     place, colon, name = policy.rpartition(":")
@@ -240,7 +240,7 @@ def _named(policy: Rule) -> tuple[str, _Rule]:
 
 
 def _keys_of(budget: float | str, prompt: int) -> int:
-    """A budget as a number of keys: a share is rounded down, to one key at least.
+    """Return a budget as a number of keys: a share is rounded down, to at least one key.
 
     >>> _keys_of(0.2, 3584), _keys_of("20%", 3584), _keys_of(64, 3584), _keys_of(0.001, 10)
     (716, 716, 64, 1)
@@ -253,11 +253,11 @@ def _keys_of(budget: float | str, prompt: int) -> int:
     except ValueError:
         share = math.nan
     if 0 < share <= 1 and not words.isdecimal():
-        # Not one key less where the product is a little too small.
+        # Not one key less if the product is slightly too small.
         return max(1, int(share * prompt + 1e-9))
     raise InputError(
-        f"evict: budget {in_words(budget)}; expected a share of the prompt, as 20% or 0.2, up to "
-        f"1.0, or a number of keys, 1 to {prompt:,}."
+        f"evict: budget {in_words(budget)}; expected a share of the prompt, such as 20% or 0.2, up "
+        f"to 1.0, or a number of keys, 1 to {prompt:,}."
     )
 
 
@@ -267,19 +267,19 @@ def _after_prompt(
     rules: Sequence[tuple[str, _Rule]],
     budgets: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """`lost` and `kept` of a layer whose keys are chosen when the prompt was read.
+    """Return `lost` and `kept` of a layer for eviction after the prompt.
 
-    The best single set are for each head of keys the keys of the prompt with the largest mass from
+    The best single set has, for each key head, the keys of the prompt with the largest mass from
     all steps and all heads that share them,
 
         sum_{i >= prompt} P_ij
 
-    which no single set beats in the sum over these.
+    which no other single set can beat in this sum.
     """
     (heads, queries, keys), length = matrix.shape, prompt.length
 
     def blocks() -> Iterator[tuple[slice, Tensor]]:
-        """The steps, so many at a time that the weights of all heads stay small, with these."""
+        """Yield blocks of steps, and the weights of all heads in them."""
         size = max(1, _BLOCK_CELLS // (heads * keys))
         for start in range(length, queries, size):
             rows = range(start, min(start + size, queries))
@@ -293,9 +293,9 @@ def _after_prompt(
             scores = rule(prompt, budget)
             if scores.shape != held.shape[2:] or bool(scores.isnan().any()):
                 raise InputError(
-                    f"evict: policy {name} gave scores {tuple(scores.shape)}, or some that are not "
-                    f"numbers. Expected a tensor, (kv_heads, keys) = {tuple(held.shape[2:])}, the "
-                    "highest kept."
+                    f"evict: policy {name} returned scores {tuple(scores.shape)}, or NaN. Expected "
+                    f"a tensor, (kv_heads, keys) = {tuple(held.shape[2:])}; the highest scores are "
+                    "kept."
                 )
             held[number, place].scatter_(-1, kept(scores.double(), budget), True)
     lost = torch.zeros(len(every) + 1, len(budgets), heads, queries - length)
@@ -309,25 +309,25 @@ def _after_prompt(
 
 
 def _best_sets_lost(weights: Tensor, kv_heads: int, budgets: Sequence[int]) -> Tensor:
-    """What each query loses where it keeps its best set of keys, chosen anew for it alone.
+    """Return the loss of each query with its own best set of keys.
 
         S_i = the b keys with the largest sum of P_ij over the heads that share keys
 
-    No cache of b keys for these heads loses less in their sum: a bound for every policy.
+    No cache of b keys for these heads has a smaller total loss: a lower bound for every policy.
 
-    Args: weights: (heads, rows, keys), of at least as many keys as the largest budget.
+    Args: weights: (heads, rows, keys), with at least as many keys as the largest budget.
     Returns: (budgets, heads, rows).
     """
     grouped = weights.reshape(kv_heads, -1, *weights.shape[1:])
     together = grouped.sum(1)
-    # The least weight that stays, by selection: NumPy's is many times as fast as a sort.
+    # The smallest kept weight, by NumPy's selection, which is much faster than sorting.
     places = [weights.shape[-1] - budget for budget in budgets]
     selected = torch.from_numpy(np.partition(together.numpy(), sorted(set(places)), -1))
     losses = []
     for place in places:
         least = selected[..., place, None]
         below, tied = together < least, together == least
-        # Keys of one weight with the last that stays go by the share of them that is too many.
+        # Keys tied with the smallest kept weight are evicted in equal shares.
         share = (place - below.sum(-1, keepdim=True)) / tied.sum(-1, keepdim=True)
         losses.append((grouped * (below + tied * share)[:, None]).sum(-1).flatten(0, 1))
     return torch.stack(losses)

@@ -1,8 +1,8 @@
-"""Eviction policies: which keys a cache keeps when it may not keep all.
+"""Eviction policies: the choice of keys that a smaller cache keeps.
 
-A policy is a function of a prompt and a budget that scores each key of each key head; the highest
-are kept, as many as the budget says, and of equal ones the later. With grouped heads a key serves
-several heads, and is kept or thrown away for all of them.
+A policy is a function of a prompt and a budget that scores each key of each key head; as many keys
+as the budget with the highest scores are kept, and of equal ones the later. With grouped heads a
+key is kept or evicted for all heads that share it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
 
 def rows_of(matrix: AttentionMatrix, rows: range, keys: int) -> Tensor:
-    """The weights of some queries on the first keys, (heads, rows, keys), exactly."""
+    """Return the exact weights of some queries on the first keys, (heads, rows, keys)."""
     heads = range(matrix.shape[0])
     return torch.stack([matrix[head, rows.start : rows.stop, 0:keys] for head in heads])
 
 
 class Prompt:
-    """The prompt of a layer, of whose positions a policy chooses those whose keys are kept.
+    """Prompt of a layer, from whose positions a policy chooses the keys to keep.
 
     Args:
-        matrix: the exact weights of the layer, over these positions and what follows them.
-        length: positions of the prompt. A policy sees their rows and columns, and no later ones.
+        matrix: the exact weights of the layer, over the whole text.
+        length: number of positions. A policy sees no later rows and columns.
         name: the path of the layer in the model.
     """
 
@@ -37,26 +37,26 @@ class Prompt:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys: each serves ``heads / kv_heads`` heads of queries side by side."""
+        """Number of key heads; each serves ``heads / kv_heads`` consecutive query heads."""
         return self._matrix.keys.shape[0]
 
     @property
     def queries(self) -> Tensor:
-        """As they are scored, (heads, length, depth); a copy."""
+        """Copy of the queries, as they are scored, (heads, length, depth)."""
         return self._matrix.queries[:, : self.length].clone()
 
     @property
     def keys(self) -> Tensor:
-        """As they are scored, (kv_heads, length, depth); a copy."""
+        """Copy of the keys, as they are scored, (kv_heads, length, depth)."""
         return self._matrix.keys[:, : self.length].clone()
 
     def last(self, rows: int) -> Tensor:
-        """The weights of the last queries, exact: (heads, rows, length)."""
+        """Return the exact weights of the last queries, (heads, rows, length)."""
         return rows_of(self._matrix, range(self.length - rows, self.length), self.length)
 
     @property
     def received(self) -> Tensor:
-        """What each key got from all queries, (heads, length); a copy."""
+        """Copy of the attention received by each key from all queries, (heads, length)."""
         return self._received.clone()
 
     @cached_property
@@ -66,16 +66,16 @@ class Prompt:
         return (self._matrix.T @ rows)[:, : self.length]
 
     def by_kv_head(self, of_heads: Tensor) -> Tensor:
-        """The mean over the heads that share keys: (heads, ...) -> (kv_heads, ...)."""
+        """Average over the heads that share keys: (heads, ...) -> (kv_heads, ...)."""
         return of_heads.reshape(self.kv_heads, -1, *of_heads.shape[1:]).mean(1)
 
 
-#: A policy by its name, or as a function from a prompt and a budget to scores of its keys.
+#: Policy: its name, or a function from a prompt and a budget to scores of its keys.
 Rule = str | Callable[[Prompt, int], Tensor]
 
 
 def kept(scores: Tensor, budget: int) -> Tensor:
-    """The positions of the highest scores, of equal ones the later: (..., budget), ascending.
+    """Return the positions of the highest scores, of equal ones the later, ascending.
 
     >>> kept(torch.tensor([[0.5, 0.1, 0.1, 0.3]]), 3).tolist()
     [[0, 2, 3]]
@@ -85,7 +85,7 @@ def kept(scores: Tensor, budget: int) -> Tensor:
 
 
 def snapkv(prompt: Prompt, budget: int, *, window: int = 64, kernel: int = 5) -> Tensor:
-    """SnapKV: what the last queries of the prompt look at, and the neighbours of that.
+    """Score keys by SnapKV: the weights of the prompt's last queries, pooled over neighbours.
 
         score_j = mean over the window's queries i of P_ij,
         then the mean over the ``kernel`` keys around j (0 beyond the ends), and over the group
@@ -93,13 +93,14 @@ def snapkv(prompt: Prompt, budget: int, *, window: int = 64, kernel: int = 5) ->
     The window's own keys are always kept.
 
     Args:
-        prompt: that was read. budget: keys that stay; not used.
-        window: its last queries; of a prompt that has no more, half of it.
-        kernel: keys that are pooled, an odd number.
+        prompt: of the layer.
+        budget: not used.
+        window: number of last queries; half of a prompt that is not longer.
+        kernel: number of pooled keys, odd.
 
     Returns: (kv_heads, length); infinite for the window.
-    Source: Li et al. 2024, SnapKV, listing 1, with the pooling by means and the mean over a group
-    that NVIDIA's kvpress has (window 64, kernel 5).
+    Source: Li et al. 2024, SnapKV, listing 1, with mean pooling and the mean over a group as in
+    NVIDIA's kvpress (window 64, kernel 5).
     """
     rows = window if prompt.length > window else prompt.length // 2
     if rows < 1:
@@ -110,13 +111,14 @@ def snapkv(prompt: Prompt, budget: int, *, window: int = 64, kernel: int = 5) ->
 
 
 def h2o(prompt: Prompt, budget: int, *, recent: float = 0.5) -> Tensor:
-    """H2O: the heavy hitters, keys that got most from all queries so far; and the latest ones.
+    """Score keys by H2O: the attention received from all queries; the latest keys are kept.
 
         score_j = sum_i P_ij
 
     Args:
-        prompt: that was read. budget: keys that stay.
-        recent: the share of the budget that the latest keys have for certain.
+        prompt: of the layer.
+        budget: number of keys to keep.
+        recent: share of the budget for the latest keys.
 
     Returns: (kv_heads, length); infinite for the latest.
     Source: Zhang et al. 2023, H2O, algorithm 1; half of the budget for the latest as in its
@@ -128,20 +130,20 @@ def h2o(prompt: Prompt, budget: int, *, recent: float = 0.5) -> Tensor:
 
 
 def observed(prompt: Prompt, budget: int) -> Tensor:
-    """The mean weight that each key got from the queries that came after it, or its own.
+    """Score keys by the mean weight from their own and later queries.
 
         score_j = sum_i P_ij / (length - j)
 
     Returns: (kv_heads, length).
-    Source: ObservedAttentionPress of NVIDIA's kvpress, related to H2O: early keys, which more
-    queries have seen, have no advantage, and the latest are not kept for certain.
+    Source: ObservedAttentionPress of NVIDIA's kvpress, related to H2O: early keys, visible to more
+    queries, have no advantage, and the latest are not always kept.
     """
     received = prompt.received
     return prompt.by_kv_head(received / torch.arange(prompt.length, 0, -1).to(received))
 
 
 def tova(prompt: Prompt, budget: int) -> Tensor:
-    """TOVA: what the last query looks at, in the mean of all heads of the layer.
+    """Score keys by TOVA: the weights of the last query, averaged over the layer's heads.
 
         score_j = mean over heads of P_nj, n the last query
 
@@ -156,18 +158,18 @@ def tova(prompt: Prompt, budget: int) -> Tensor:
 
 
 def streaming(prompt: Prompt, budget: int, *, sinks: int = 4) -> Tensor:
-    """StreamingLLM: the first keys, which are attention sinks, and the latest.
+    """Score keys by StreamingLLM: the first keys (attention sinks) and the latest.
 
-    Returns: (kv_heads, length), the same for each; it looks at no weights.
+    Returns: (kv_heads, length), the same for each; weights are not used.
     Source: Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks, with its 4
-    sinks. Positions are not turned anew, as there: weights are those of the trace.
+    sinks. Unlike there, positions are not renumbered: weights are from the trace.
     """
     scores = torch.arange(prompt.length, dtype=torch.float32)
     scores[:sinks] = 2.0 * prompt.length - scores[:sinks]
     return scores.expand(prompt.kv_heads, -1)
 
 
-#: The policies that have a name, in the order of their papers.
+#: Named policies, in the order of their papers.
 POLICIES: Mapping[str, Callable[[Prompt, int], Tensor]] = {
     "h2o": h2o, "observed": observed, "streaming": streaming, "tova": tova, "snapkv": snapkv,
 }  # fmt: skip

@@ -1,1 +1,1 @@
-"""Questions to traces in SQL."""
+"""SQL queries over traces."""

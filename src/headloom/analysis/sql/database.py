@@ -1,7 +1,6 @@
-"""A database in memory that holds the views of `headloom.analysis.sql.views`, and reads nothing
-else; and its answers.
+"""In-memory database with the views of `headloom.analysis.sql.views` only; and its answers.
 
-Nothing here loads torch: a process that only answers questions starts at once.
+This module does not load torch, so that a process for queries starts quickly.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 VIEWS = ("edges", "rows", "keys", "received", "tokens", "layers", "heads", "named")
 
-#: How an answer can be written, by the suffix of the file.
+#: Formats of an answer, by the suffix of the file.
 SUFFIXES = (".csv", ".parquet", ".json")
 
 _NAMED = """
@@ -41,10 +40,9 @@ _NAMED = """
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a view has of one trace: a Parquet file, or a table.
+    """Part of a view from one trace: a Parquet file, or a table.
 
-    trace: its name, for the view's column `trace`. None: there is no such column, or the table has
-    it.
+    trace: its name, for the view's column `trace`. None: no such column, or the table has it.
     """
 
     trace: str | None
@@ -53,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answer to a query: read it once, by one of its methods."""
+    """Answer to a query: read it once, by one of its methods."""
 
     reader: pa.RecordBatchReader
     connection: Connection
@@ -61,32 +59,32 @@ class Answer:
     @property
     def schema(self) -> pa.Schema:
         """Names and types; of ``select a.layer, b.layer`` the names are layer and layer_2."""
-        seen: dict[str, int] = {}
+        counts: dict[str, int] = {}
         fields = []
         for field in self.reader.schema:
-            seen[field.name] = count = seen.get(field.name, 0) + 1
+            counts[field.name] = count = counts.get(field.name, 0) + 1
             fields.append(field if count == 1 else field.with_name(f"{field.name}_{count}"))
         return pa.schema(fields)
 
     @property
     def columns(self) -> list[str]:
-        """Their names."""
+        """Names of the columns."""
         return list(self.schema.names)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Some rows at a time."""
+        """Yield batches of rows."""
         with one_line():
             for batch in self.reader:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
 
     def table(self) -> pa.Table:
-        """The whole of it."""
+        """Return the whole answer."""
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def write(self, path: Path | str) -> int:
         """Write it to a file whose suffix chooses the format: .csv, .parquet or .json.
 
-        Returns: how many rows.
+        Returns: the number of rows.
 
         Raises: InputError: another suffix; DataError: the file cannot be written.
         """
@@ -110,7 +108,7 @@ class Answer:
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """A table as CSV has it: lists and structures as JSON, bytes as hexadecimal."""
+    """Return a table for CSV: lists and structures as JSON, bytes as hexadecimal."""
     for place, field in enumerate(table.schema):
         if types.is_nested(field.type) or types.is_binary(field.type):
             texts = [None if cell is None else _text(cell) for cell in table[place].to_pylist()]
@@ -123,12 +121,12 @@ def _text(cell: object) -> str:
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    """A value as JSON, which has no number that is none."""
+    """Return a value as JSON, with null for numbers that are not finite."""
     return json.dumps(finite(value), ensure_ascii=False, default=str, indent=indent)
 
 
 def connect() -> Connection:
-    """A new database in memory. Raises: InputError: DuckDB is missing."""
+    """Return a new database in memory. Raises: InputError: DuckDB is missing."""
     with one_line():
         import duckdb
 
@@ -136,7 +134,7 @@ def connect() -> Connection:
 
 
 def statement_of(connection: Connection, query: str) -> Statement:
-    """The one statement that a query is. Raises: InputError: it is none, or no SELECT."""
+    """Parse a query into one statement. Raises: InputError: it is not one SELECT."""
     with one_line():
         statements = connection.extract_statements(query)
     kinds = [statement.type.name for statement in statements]
@@ -149,17 +147,16 @@ def statement_of(connection: Connection, query: str) -> Statement:
 def answered(
     connection: Connection, query: str, views: Mapping[str, Sequence[Part]], *, column: bool
 ) -> Answer:
-    """The answer to a query, computed while it is read.
+    """Return the answer to a query, computed while it is read.
 
     Args:
-        connection: a new one; it gets the views, and is closed to everything else: Parquet files
-            are read where they lie; no other file can be read, none can be written, no extension
-            loaded, and none of that be turned on again.
+        connection: a new one, which gets the views and is locked: Parquet files are read in place;
+            it cannot read other files, write any, load extensions, or be unlocked.
         query: one SELECT statement.
-        views: the parts of each, one at least.
+        views: the parts of each, at least one.
         column: whether the views have the column `trace`.
 
-    Raises: InputError: the query is none, or asks for what there is not.
+    Raises: InputError: the query is not valid, or uses unknown names.
     """
     with one_line():
         statement = statement_of(connection, query)
@@ -185,7 +182,7 @@ def answered(
 def _make_view(
     connection: Connection, view: str, parts: Sequence[Part], column: bool, files: set[str]
 ) -> None:
-    """One view over the Parquet file of each saved trace and a table of each other one."""
+    """Create a view over the Parquet files of saved traces and the tables of others."""
     saved, selects = {}, []
     for number, part in enumerate(parts):
         if isinstance(part.data, str):
@@ -195,7 +192,7 @@ def _make_view(
         named = "" if part.trace is None else f"{_quoted(part.trace)} as trace, "
         selects.append(f"select {named}* from {view}_{number}")
     if saved:
-        # A path is a pattern to DuckDB, which asks for permission by both.
+        # DuckDB reads a path as a pattern, and needs permission for both.
         patterns = [
             _quoted("".join(f"[{letter}]" if letter in "*?[" else letter for letter in path))
             for path in saved
@@ -217,20 +214,20 @@ def _quoted(value: str) -> str:
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """DuckDB's errors, which draw an arrow under the query, as one line."""
+    """Turn DuckDB's errors in the block into errors of one line."""
     with optional_package("query"):
         import duckdb
     try:
         yield
     except (duckdb.Error, pa.ArrowException) as error:
-        # Without the copy of the query, where in DuckDB it was, and advice on memory.
+        # Without the copy of the query, the stack trace, and advice on memory.
         text = str(error).split("\nLINE ")[0].split("\n\nStack Trace")[0]
         if isinstance(error, duckdb.OutOfMemoryException):
             text = text.partition("\n")[0]
         message = " ".join(text.partition("Error: ")[2].split() or text.split()).rstrip(" .!")
         if isinstance(error, duckdb.IOException) or "No magic bytes" in message:
             raise DataError(f"query: cannot read the trace: {message}. Trace it again.") from None
-        # Of a question that was understood, other names do not help.
+        # The names of the views help only if the query could not be bound.
         misread = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
         advice = f" The views are {', '.join(VIEWS)}." if isinstance(error, misread) else ""
         end = "" if message.endswith("?") else "."

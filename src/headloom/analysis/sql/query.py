@@ -1,4 +1,4 @@
-"""`headloom.query`: questions in SQL to a trace, or to a folder of them."""
+"""`headloom.query`: SQL queries over a trace, or a folder of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headloom.analysis.sql.views import view_parts, views_in
 from headloom.formats.manifest import MANIFEST
 from headloom.formats.trace import TraceData
 
-#: A trace; several by name, and then every view has a column `trace`; or a path of these.
+#: A trace; several by name, then every view has a column `trace`; or a path of these.
 Asked = TraceData | Mapping[str, TraceData] | Path | str
 
 
@@ -23,19 +23,19 @@ def query(x: Asked, sql: str, *, output: None = None) -> pandas.DataFrame: ...
 @overload
 def query(x: Asked, sql: str, *, output: Path | str) -> int: ...
 def query(x: Asked, sql: str, *, output: Path | str | None = None) -> pandas.DataFrame | int:
-    """Ask traces a question in SQL.
+    """Query traces in SQL.
 
     Args:
-        x: a trace, or its path; several by name, or a folder of them: then every view has a column
+        x: a trace, or its path; several by name, or a folder of them, then every view has a column
             `trace`.
         sql: one SELECT statement over the views edges, rows, keys, received, tokens, layers, heads,
             named: see `headloom.analysis.sql.views`.
-        output: a .csv, .parquet or .json file, to which the answer is written as it is computed.
+        output: a .csv, .parquet or .json file for the answer, written as it is computed.
 
-    Returns: the answer; with an output how many rows were written.
+    Returns: the answer; with an output, the number of rows written.
 
-    Raises: InputError: the query is no SELECT, or asks for what is not there; DuckDB is missing.
-    DataError: no trace, or it is damaged.
+    Raises: InputError: the query is not a SELECT, or uses unknown names; DuckDB is missing.
+    DataError: no trace, or a damaged one.
 
     >>> import headloom, torch
     >>> weights = torch.tensor([[[0.5, 0.5], [0.25, 0.75]]])
@@ -55,15 +55,15 @@ def query(x: Asked, sql: str, *, output: Path | str | None = None) -> pandas.Dat
 
 
 def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
-    """Ask a trace a question in SQL.
+    """Query a trace in SQL.
 
     Args:
-        trace: one; or several by name, and then every view has a column `trace`.
+        trace: one; or several by name, then every view has a column `trace`.
         query: one SELECT statement over the views of `headloom.analysis.sql.views`.
 
-    Returns: the answer, which is computed while it is read.
+    Returns: the answer, computed while it is read.
 
-    Raises: InputError: the query is no SELECT, or asks for what there is not; DuckDB is missing.
+    Raises: InputError: the query is not a SELECT, or uses unknown names; DuckDB is missing.
     """
     connection = connect()
     parts = view_parts(trace, views_in(connection, query))
@@ -71,9 +71,9 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
 
 
 def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:
-    """A trace; or, of a folder that holds traces at any depth, all of them by their paths in it.
+    """Open a trace; or all traces of a folder, at any depth, by their paths in it.
 
-    Raises: DataError: there is none, or one is damaged.
+    Raises: DataError: no trace, or a damaged one.
     """
     folder = Path(path)
     if (folder / MANIFEST).exists() or not folder.is_dir():
@@ -81,7 +81,7 @@ def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:
     folders = sorted(
         manifest.parent
         for manifest in folder.rglob(MANIFEST)
-        # A trace that is being written has a hidden name.
+        # An unfinished trace has a hidden name.
         if not any(part.startswith(".") for part in manifest.relative_to(folder).parts)
     )
     if not folders:

@@ -1,21 +1,21 @@
-"""A trace, or many, as views of a DuckDB database: read where they lie, never changed.
+"""Views of a DuckDB database over one or more traces, read in place and never changed.
 
     edges     layer, head, query, key, score, weight: the kept edges
     rows      layer, head, query, lse, entropy, rest, count
-    keys      layer, kv_head, key, value_norm: |v_j|, of traces that know it
-    received  layer, head, key, received, received_most, received_last: what a key receives from
-              all queries, of traces that know it (received_last is NaN where it was not asked for)
+    keys      layer, kv_head, key, value_norm: |v_j|, of traces that have it
+    received  layer, head, key, received, received_most, received_last: attention received by a key
+              from all queries, of traces that have it (received_last is NaN if not requested)
     tokens    sequence, position, token, text, special, start, end, seconds, image, tile,
-              patch_row, patch_column: token as the vocabulary spells it, text what it says; end is
-              exclusive; seconds are those of a place of a sound, the last four of a patch of an
-              image; null where the trace does not know it
+              patch_row, patch_column: token in the spelling of the vocabulary, and its text; end is
+              exclusive; seconds are for places of a sound, the last four columns for patches of an
+              image; null: unknown
     layers    layer, name, kind, index, heads, queries, keys, queries_from, keys_from, scale,
               positions, mask, softcap, deviation
-    heads     layer, head, role, score, ...: what `Trace.heads` says; made when it is asked for
+    heads     layer, head, role, score, ...: see `Trace.heads`; computed when used
     named     edges with the tokens at both ends, query_token and key_token, their texts,
               query_text and key_text, and the layer's kind
 
-Positions count from 0. Of several traces, every view has a first column, `trace`.
+Positions count from 0. With several traces, every view has a first column, `trace`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ from headloom.formats.trace_writer import (
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-#: Of the views that traces have as files: the file, its table for a layer, and how a trace is made
-#: that has it.
+#: Views that are files of a trace: the file, its table for a layer, and how to make such a trace.
 _FILES: dict[str, tuple[str, Callable[[int, TraceLayer], pa.Table | None], str]] = {
     "edges": (EDGES, lambda n, layer: edge_table(n, layer.graph), ""),
     "rows": (ROWS, lambda n, layer: row_table(n, layer.graph), ""),
@@ -62,61 +61,60 @@ _FILES: dict[str, tuple[str, Callable[[int, TraceLayer], pa.Table | None], str]]
 
 
 def views_in(connection: Connection, query: str) -> set[str]:
-    """The views that a query needs, and perhaps others.
+    """Return the views that a query needs, and perhaps others.
 
-    Raises: InputError: it is no SELECT.
+    Raises: InputError: not a SELECT.
     """
     import duckdb
 
-    statement_of(connection, query)  # before DuckDB reads, or does, more of it
+    statement_of(connection, query)  # check it before DuckDB uses it
     try:
-        asked = {name.lower() for name in connection.get_table_names(query)}
+        names = {name.lower() for name in connection.get_table_names(query)}
     except duckdb.Error:
-        # As of `join ... using`, which looks for columns of views that are not there yet.
-        asked = set(re.findall(r"\b(?:from|join)\s+(\w+)", query.lower())) & set(VIEWS)
-    return asked | {"edges"} if "named" in asked else asked
+        # For example `join ... using`, which needs columns of views that do not exist yet.
+        names = set(re.findall(r"\b(?:from|join)\s+(\w+)", query.lower())) & set(VIEWS)
+    return names | {"edges"} if "named" in names else names
 
 
 def view_parts(
-    trace: TraceData | Mapping[str, TraceData], asked: Collection[str]
+    trace: TraceData | Mapping[str, TraceData], needed: Collection[str]
 ) -> dict[str, list[Part]]:
-    """What the views hold: the Parquet files of saved traces, tables of unsaved ones.
+    """Return the parts of the views: Parquet files of saved traces, tables of others.
 
     Args:
-        trace: one; or several by name, and then every view has a column `trace`.
-        asked: the views that will be read: their files are held against their digests first, and
-            `heads` is made, which has to be computed.
+        trace: one; or several by name, then every view has a column `trace`.
+        needed: views of the query: the digests of their files are checked first, and `heads` is
+            computed.
 
-    Raises: InputError: a view that is asked for, of which no trace has anything; DataError: a file
-    that will be read is not as it was written.
+    Raises: InputError: a needed view is in no trace; DataError: a needed file is damaged.
     """
     column = not isinstance(trace, TraceData)
     traces = {"trace": trace} if isinstance(trace, TraceData) else trace
     views: dict[str, list[Part]] = {}
     for view, (file, table, made) in _FILES.items():
         parts = []
-        for name, one in traces.items():
-            folder = _stored_folder(one)
+        for name, data in traces.items():
+            folder = _stored_folder(data)
             if folder is None:
-                tables = [table(number, layer) for number, layer in enumerate(one.layers)]
+                tables = [table(number, layer) for number, layer in enumerate(data.layers)]
                 there = [rows for rows in tables if rows is not None]
                 if there:
                     parts.append(Part(name if column else None, pa.concat_tables(there)))
             elif (folder / file).exists():
-                data = one.layers[0].data
-                if view in asked and isinstance(data, StoredLayer):
-                    data.verify(file)
+                stored = data.layers[0].data
+                if view in needed and isinstance(stored, StoredLayer):
+                    stored.verify(file)
                 parts.append(Part(name, str((folder / file).absolute())))
         if parts:
             views[view] = parts
-        elif view in asked:
-            raise InputError(f"query: {view} holds rows of traces that were made{made}: none here.")
+        elif view in needed:
+            raise InputError(f"query: {view} needs traces made{made}; there are none here.")
     for view, whole in {"tokens": _tokens, "layers": _layers, "heads": _heads}.items():
-        if view == "heads" and view not in asked:
+        if view == "heads" and view not in needed:
             continue
         stack = []
-        for name, one in traces.items():
-            part = whole(one)
+        for name, data in traces.items():
+            part = whole(data)
             first = pa.repeat(name, part.num_rows)
             stack.append(part.add_column(0, "trace", first) if column else part)
         views[view] = [Part(None, pa.concat_tables(stack, promote_options="default"))]
@@ -124,7 +122,7 @@ def view_parts(
 
 
 def _stored_folder(trace: TraceData) -> Path | None:
-    """The folder that a trace lies in, whole; None: it is in memory, or a part of another."""
+    """Return the folder of a whole saved trace; None: it is in memory, or a part of another."""
     folders = set()
     for number, layer in enumerate(trace.layers):
         if not isinstance(layer.data, StoredLayer) or layer.data.number != number:
@@ -139,7 +137,7 @@ def _heads(trace: TraceData) -> pa.Table:
     return pa.Table.from_pandas(heads(trace), preserve_index=False)
 
 
-#: Columns of the view tokens, and what `Trace.positions` calls them.
+#: Columns of the view tokens, and their names in `Trace.positions`.
 _PATCHES = {"image": "images", "tile": "tiles", "patch_row": "rows", "patch_column": "columns"}
 
 
@@ -161,7 +159,7 @@ def _tokens(trace: TraceData) -> pa.Table:
         columns["end"] += nothing if offsets is None else [pair[1] for pair in offsets]
         columns["seconds"] += known.get("seconds", nothing)
         for column, what in _PATCHES.items():
-            # -1 of a token that is no patch.
+            # -1: not a patch.
             columns[column] += [None if n == -1 else n for n in known.get(what, nothing)]
     types = {
         "sequence": pa.string(), "position": pa.int32(), "token": pa.string(),
@@ -172,7 +170,7 @@ def _tokens(trace: TraceData) -> pa.Table:
 
 
 def _utf8(token: str) -> str:
-    """UTF-8 has no lone surrogates."""
+    """Replace lone surrogates, which UTF-8 cannot encode."""
     return token.encode("utf-8", "replace").decode()
 
 
