@@ -42,6 +42,7 @@ class Encoder(Predictor):
 
     Raises: InputError: values that do not go together. TypeError: an unknown argument.
 
+    >>> import torch
     >>> model = Encoder(vocabulary=100, width=64, heads=4, layers=2)
     >>> model(torch.tensor([[5, 6, 7]])).shape
     torch.Size([1, 3, 64])

@@ -38,6 +38,7 @@ class GraphAttentionNetwork(Predictor):
         weights: "uniform": the score's vectors are 0 and stay so, so that every node takes the mean
             of its neighbours: the baseline without attention.
 
+    >>> import torch
     >>> network = GraphAttentionNetwork(features=5, classes=3, width=16, heads=4).eval()
     >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])     # sources over targets
     >>> network(torch.randn(4, 5), edge_index).shape
