@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from headloom.analysis.effects.ablation import ablate, attention_layers
-from headloom.analysis.effects.ablation import patch as patched
-from headloom.analysis.effects.estimates import estimate as estimated
-from headloom.analysis.effects.relevance import relevance
-from headloom.api.questions import Measure, Prediction, tell_unknown
+from headloom.analysis.effects import ablation, estimates
+from headloom.analysis.effects import relevance as gradients
+from headloom.api.questions import Measure, Prediction, Questions, tell_unknown
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.tracing.model_state import evaluation_mode
@@ -21,14 +19,12 @@ from headloom.tracing.model_state import evaluation_mode
 if TYPE_CHECKING:
     import pandas
 
-    from headloom.api.model import Model
-
 #: What a head gives instead of its output.
 Replacement: TypeAlias = Literal["zero", "mean", "uniform"]
 
 
-def ablate_heads(
-    model: Model,
+def ablate(
+    model: Questions,
     text: object = None,
     *,
     target: str | None = None,
@@ -39,9 +35,32 @@ def ablate_heads(
     layer: str | int | None = None,
     at: Sequence[int] | None = None,
     estimate: bool = False,
+    data: object = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> pandas.DataFrame:
-    """See `headloom.Model.ablate`."""
+    """Replace the output of each head in turn, and measure how the loss, or a logit, changes.
+
+    Args:
+        text: that the model reads; None: of a run, some of its validation data.
+        target: of an encoder-decoder, what it writes; of a run of a classifier, the label.
+        replacement: what a head gives instead of its output: "zero", its "mean", or the
+            "uniform" mean of the values that it may look at.
+        patch: another text with as many tokens: each head gives its output on that one.
+        logit: a token, or a label, whose logit is measured; None: the loss.
+        against: another, whose logit is subtracted.
+        layer: only heads of this one, by its number or its path.
+        at: the only positions where heads give something else, negative ones from the end.
+        estimate: all changes from one gradient, instead of a run for each.
+        data: instead of a text: examples, as `evaluate` takes them, or texts.
+        progress: told how many runs of how many are done.
+
+    Returns: a DataFrame, a row a head, the largest changes first: layer, head, the measure by
+    its name, change; of estimates on one text most_at, the position that adds most, its token,
+    and there, what it adds. ``attrs``: baseline, measure, kind, layers (their paths).
+
+    Raises: InputError: options that do not fit each other or the model.
+    """
+    text = text if data is None else data
     _check_against(logit, against)
     if text is None and (patch, at) != (None, None):
         raise InputError("--patch and --at need --text, on which the heads are replaced.")
@@ -56,7 +75,7 @@ def ablate_heads(
             "instead, has no gradient where nothing is changed. Leave --estimate out, or give a "
             "model that predicts."
         )
-    layers = attention_layers(network, measure.run)
+    layers = ablation.attention_layers(network, measure.run)
     heads = [
         (number, head)
         for number, ran in enumerate(layers)
@@ -72,11 +91,17 @@ def ablate_heads(
     run, kind = measure.run, replacement if source is None else "patch"
     with evaluation_mode(network):
         if estimate:
-            result = estimated(network, run, kind=kind, source=source, heads=heads, positions=at)
+            result = estimates.estimate(
+                network, run, kind=kind, source=source, heads=heads, positions=at
+            )
         elif source is None:
-            result = ablate(network, run, kind=kind, heads=heads, positions=at, progress=progress)
+            result = ablation.ablate(
+                network, run, kind=kind, heads=heads, positions=at, progress=progress
+            )
         else:
-            result = patched(network, run, source, heads=heads, positions=at, progress=progress)
+            result = ablation.patch(
+                network, run, source, heads=heads, positions=at, progress=progress
+            )
     if isinstance(text, str):
         read = text + (target or "") + (patch or "")
         tell_unknown("the text", model._unknown_parts(read))
@@ -98,7 +123,7 @@ def ablate_heads(
 
 
 def _measure(
-    model: Model, text: object, target: str | None, logit: str | None, against: str | None
+    model: Questions, text: object, target: str | None, logit: str | None, against: str | None
 ) -> Measure:
     if logit is None:
         return model._loss(text, target)
@@ -120,8 +145,8 @@ def _measure(
     return Measure(name, run, prediction.tokens if one_sequence else ())
 
 
-def token_relevance(
-    model: Model,
+def relevance(
+    model: Questions,
     text: str | None = None,
     *,
     target: str | None = None,
@@ -129,7 +154,22 @@ def token_relevance(
     against: str | None = None,
     token: int | None = None,
 ) -> pandas.DataFrame:
-    """See `headloom.Model.relevance`."""
+    """Weigh each token of a text for a prediction, by weights and gradients.
+
+    See `headloom.analysis.effects.relevance`.
+
+    Args:
+        text: that the model reads.
+        target: of an encoder-decoder, what it has written so far; None: a run's own.
+        logit: the token or the label that is predicted; None: the likeliest.
+        against: another, whose logit is subtracted.
+        token: the position that the prediction comes after; None: the last one, or a mask.
+
+    Returns: a DataFrame, the most relevant token first: position, token, relevance. ``attrs``:
+    predicted and its logit; position and after, of the token that it comes after.
+
+    Raises: InputError: no text, a word of several tokens, no such position.
+    """
     import pandas
 
     if text is None:
@@ -164,7 +204,7 @@ def token_relevance(
         return asked
 
     with evaluation_mode(network):
-        (values,) = relevance(network, inputs, score, rows=rows).tolist()
+        (values,) = gradients.relevance(network, inputs, score, rows=rows).tolist()
     tell_unknown("the text", model._unknown_parts(text + (target or "")))
     tokens = shown(prediction.tokens)
     frame = pandas.DataFrame(

@@ -78,7 +78,7 @@ class Evaluation(dict[str, float]):
         return "\n".join([*self.titles, shown, *self.notes])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The table in HTML, for notebooks."""
         import pandas
 
         shown = pandas.DataFrame(self.rows, columns=list(self.header)).to_html(index=False)
@@ -114,7 +114,7 @@ class _Measured:
 
     @property
     def title(self) -> str:
-        """What was measured, and on what."""
+        """Model, step and data."""
         facts = self.results.facts
         step = "" if self.of.step is None else f"step {self.of.step:,}, "
         parts = [self.of.name, f"{step}{self.results.split} data"]
@@ -123,7 +123,7 @@ class _Measured:
 
     @property
     def signatures(self) -> list[str]:
-        """Which variant a measure is, as its library writes it."""
+        """Variants of measures, as their libraries write them."""
         measures = self.results.measures
         return [f"{m.label}: {m.signature}" for m in measures if m.signature is not None]
 
@@ -171,7 +171,7 @@ def _is_place(run: TrainedRun, data: object) -> bool:
 def results_of_model(
     model: Questions, data: object, beam: int, told: Callable[[int, int | None], None]
 ) -> Results:
-    """What a model that is no run reaches on examples."""
+    """Measure a model that is no run on examples."""
     if model._predicts == "label":
         texts, labels = given_columns(data, {"text": None, "label": None})
         return _of_classes(model, texts, labels)
@@ -218,7 +218,7 @@ def _of_classes(model: Questions, texts: Sequence[str], labels: Sequence[str]) -
 def evaluate_models(
     first: HeldOut, second: HeldOut | None, beam: int, how: Resampling, progress: Progress
 ) -> Evaluation:
-    """What a model reaches, with intervals; or two on the same data, with a test in pairs.
+    """Measure a model, with intervals; or two on the same data, with a test in pairs.
 
     Raises: InputError: data of two that are not the same, or no measure in common.
     """
@@ -372,7 +372,7 @@ def _check_same_data(first: HeldOut, second: HeldOut) -> None:
 
 
 def _in_words(first: _Measured, second: _Measured, chosen: Comparison, trials: int) -> str:
-    """What the comparison by a measure says, in one sentence."""
+    """Return the outcome of a comparison by a measure, in one sentence."""
     names, measure = (first.of.name, second.of.name), chosen.measure
     if chosen.difference == 0:
         return f"{names[0]} and {names[1]} are equal by {measure.label}."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from headloom.api.effects import Replacement, ablate_heads, token_relevance
+from headloom.api.effects import ablate, relevance
 from headloom.api.evaluation import Evaluation, HeldOut, evaluate_models, results_of_model
 from headloom.api.predict import cannot, predictions, table_of
 from headloom.api.questions import (
@@ -32,7 +32,6 @@ from headloom.tracing.options import TraceOptions, Verify
 from headloom.training.resampling import Resampling
 
 if TYPE_CHECKING:
-    import pandas
     from PIL.Image import Image
 
 
@@ -67,7 +66,7 @@ class Model(Questions):
         *,
         target: str | None = None,
         image: Path | str | Image | None = None,
-        generate: int | Mapping[str, Any] | None = None,
+        generate: int | Mapping[str, object] | None = None,
         keep: KeepLike = 32,
         layers: Sequence[int | str] | None = None,
         save: Path | str | None = None,
@@ -153,8 +152,8 @@ class Model(Questions):
         if several and save is not None:
             raise InputError("trace: save= takes one text. Trace several in a loop, or without it.")
         traces: list[Trace] = []
-        read: Any
-        for read in cast(list[Any], inputs if several else [inputs]):
+        read: object
+        for read in cast(list[object], inputs if several else [inputs]):
             text = read + (target or "") if isinstance(read, str) else ""
             if isinstance(read, str):
                 check_text(read)
@@ -175,7 +174,7 @@ class Model(Questions):
         split: str | None = None,
         beam: int = 5,
         seed: int = 1,
-        against: Any = None,
+        against: object = None,
         progress: Callable[..., None] = lambda done, total, what: None,
     ) -> Evaluation:
         """Measure the model on held-out data, with intervals; or two on the same, with a test.
@@ -199,7 +198,7 @@ class Model(Questions):
         how = Resampling(seed=seed)
         return evaluate_models(first, second[0] if second else None, beam, how, progress)
 
-    def _like(self, other: Any) -> Model:
+    def _like(self, other: object) -> Model:
         """Another model to compare with, which `headloom.load` has loaded."""
         if isinstance(other, Model):
             return other
@@ -213,75 +212,8 @@ class Model(Questions):
             raise InputError(f"evaluate: {self.name} has no data of its own. Give some: data=...")
         return HeldOut(self.name, partial(results_of_model, self, data))
 
-    def ablate(
-        self,
-        text: object = None,
-        *,
-        target: str | None = None,
-        replacement: Replacement = "zero",
-        patch: str | None = None,
-        logit: str | None = None,
-        against: str | None = None,
-        layer: str | int | None = None,
-        at: Sequence[int] | None = None,
-        estimate: bool = False,
-        data: object = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> pandas.DataFrame:
-        """Replace the output of each head in turn; how the loss, or a logit, changes.
-
-        Args:
-            text: that the model reads; None: of a run, some of its validation data.
-            target: of an encoder-decoder, what it writes; of a run of a classifier, the label.
-            replacement: what a head gives instead of its output: "zero", its "mean", or the
-                "uniform" mean of the values that it may look at.
-            patch: another text with as many tokens: each head gives its output on that one.
-            logit: a token, or a label, whose logit is measured; None: the loss.
-            against: another, whose logit is subtracted.
-            layer: only heads of this one, by its number or its path.
-            at: the only positions where heads give something else, negative ones from the end.
-            estimate: all changes from one gradient, instead of a run for each.
-            data: instead of a text: examples, as `evaluate` takes them, or texts.
-            progress: told how many runs of how many are done.
-
-        Returns: a DataFrame, a row a head, the largest changes first: layer, head, the measure by
-        its name, change; of estimates on one text most_at, the position that adds most, its token,
-        and there, what it adds. ``attrs``: baseline, measure, kind, layers (their paths).
-
-        Raises: InputError: options that do not fit each other or the model.
-        """
-        return ablate_heads(
-            self, text if data is None else data, target=target, replacement=replacement,
-            patch=patch, logit=logit, against=against, layer=layer, at=at, estimate=estimate,
-            progress=progress,
-        )  # fmt: skip
-
-    def relevance(
-        self,
-        text: str | None = None,
-        *,
-        target: str | None = None,
-        logit: str | None = None,
-        against: str | None = None,
-        token: int | None = None,
-    ) -> pandas.DataFrame:
-        """How much each token of a text matters to a prediction, by weights and gradients.
-
-        See `headloom.analysis.effects.relevance`.
-
-        Args:
-            text: that the model reads.
-            target: of an encoder-decoder, what it has written so far; None: a run's own.
-            logit: the token or the label that is predicted; None: the likeliest.
-            against: another, whose logit is subtracted.
-            token: the position that the prediction comes after; None: the last one, or a mask.
-
-        Returns: a DataFrame, the most relevant token first: position, token, relevance. ``attrs``:
-        predicted and its logit; position and after, of the token that it comes after.
-
-        Raises: InputError: no text, a word of several tokens, no such position.
-        """
-        return token_relevance(self, text, target=target, logit=logit, against=against, token=token)
+    ablate = ablate
+    relevance = relevance
 
     def predict(
         self,

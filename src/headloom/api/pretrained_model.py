@@ -75,8 +75,8 @@ class PretrainedModel(Model):
 
     @property
     def _body(self) -> nn.Module:
-        body: nn.Module = getattr(self.module, "base_model")  # noqa: B009 - torch knows none
-        return self.module if self._whole else body
+        body: nn.Module = self._network if self._whole else self._network.base_model
+        return body
 
     def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
         """See Model. The text itself; of an encoder-decoder its ids and those of the target."""
@@ -199,7 +199,7 @@ class PretrainedModel(Model):
             mean = partial(_mean, [each.run for each in own])
             return Measure(own[0].name, mean, differentiable=own[0].differentiable)
         self._inputs(text, target)  # refuses a target of a model that has none, or the lack of one
-        network: Any = self.module
+        network = self._network
         inputs = dict(self._words(text, return_tensors="pt", verbose=False))
         if target is not None:
             labels = self._words(text_target=target, return_tensors="pt", verbose=False)
@@ -275,7 +275,7 @@ class PretrainedModel(Model):
         self, texts: Sequence[str], options: PredictOptions, limit: int, **how: Any
     ) -> tuple[Tensor, Tensor]:
         """The ids of texts, and what the model's own `generate` writes for them."""
-        module: Any = self.module
+        module = self._network
         batch = self._words(list(texts), return_tensors="pt", padding=len(texts) > 1, verbose=False)
         inputs = {name: value.to(module.device) for name, value in batch.items()}
         self._drop_unread(inputs)
@@ -296,7 +296,7 @@ class PretrainedModel(Model):
 
     def _continuation(self, prompt: str, options: PredictOptions) -> str:
         """See Model."""
-        how: dict[str, Any] = {"do_sample": False}
+        how: JsonObject = {"do_sample": False}
         if options.temperature:
             how = {"do_sample": True, "temperature": options.temperature,
                    "top_k": options.top_k or 0, "top_p": options.top_p or 1.0}  # fmt: skip
@@ -309,7 +309,7 @@ class PretrainedModel(Model):
         self, lines: Iterator[str], options: PredictOptions, described: bool
     ) -> Iterator[JsonObject]:
         """See Model."""
-        how: dict[str, Any] = {"num_beams": options.beam, "num_return_sequences": options.n_best}
+        how: JsonObject = {"num_beams": options.beam, "num_return_sequences": options.n_best}
         if options.length_penalty is not None:
             how["length_penalty"] = options.length_penalty
         limit = min(_TRANSLATION, (token_limit(self.module) or _TRANSLATION + 1) - 1)
@@ -326,7 +326,7 @@ class PretrainedModel(Model):
     @torch.no_grad()
     def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
         """See Model."""
-        module: Any = self.module
+        module = self._network
         results: list[ClassProbabilities | None] = []
         for text in texts:
             if not text.strip():
@@ -342,8 +342,12 @@ class PretrainedModel(Model):
         return results
 
     @property
+    def _network(self) -> Any:
+        return self.module
+
+    @property
     def _config(self) -> Any:
-        return self.module.config
+        return self._network.config
 
     @property
     def _is_pair(self) -> bool:
@@ -360,10 +364,9 @@ class PretrainedModel(Model):
 
     @property
     def _predicts_tokens(self) -> bool:
-        network: Any = self.module
-        return network.get_output_embeddings() is not None
+        return self._network.get_output_embeddings() is not None
 
-    def _drop_unread(self, inputs: dict[str, Any]) -> None:
+    def _drop_unread(self, inputs: JsonObject) -> None:
         """Take out the types of the tokens, where the model does not read them."""
         if "token_type_ids" not in inspect.signature(self.module.forward).parameters:
             inputs.pop("token_type_ids", None)

@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """How a model writes: see `headloom.Model.predict`."""
+    """Settings of what a model writes: see `headloom.Model.predict`."""
 
     beam: int = 5
     length_penalty: float | None = None
@@ -88,7 +88,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Pooling:
-    """How a classifier makes one vector of the outputs of all positions.
+    """Pooling of the outputs of all positions to one vector, by a classifier.
 
     name: "mean", "first" or "max".
     parts: gives what each position adds to each logit, (positions, classes); with the bias, the
@@ -207,7 +207,7 @@ class Questions:
         return ()
 
     def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
-        """What the model reads for a text, and for a target of an encoder-decoder.
+        """Return the inputs for a text, and for a target of an encoder-decoder.
 
         generates: whether the model is to write after it.
         """
@@ -235,7 +235,7 @@ class Questions:
         self,
         inputs: Any,
         options: TraceOptions,
-        generate: int | Mapping[str, Any] | None = None,
+        generate: int | Mapping[str, object] | None = None,
         *,
         description: JsonMapping | None = None,
         progress: Progress | None = None,
@@ -256,11 +256,11 @@ class Questions:
 
     @property
     def _predicts(self) -> Kind | None:
-        """What the model predicts from a text."""
+        """Kind of prediction from a text; None: the model makes none."""
         return None
 
     def _continuation(self, prompt: str, options: PredictOptions) -> str:
-        """What a language model writes after a prompt."""
+        """Return the continuation of a prompt, by a language model."""
         self._lacks("continuing a text")
 
     def _translations(

@@ -63,7 +63,7 @@ class Run(Drawn, RunModel):
 
     @property
     def outcome(self) -> JsonObject:
-        """How the training ended, as ``headloom train --json`` prints it.
+        """Outcome of the training, as ``headloom train --json`` prints it.
 
         steps, and tokens learned from; train_seconds; best_loss and best_step, of the weights that
         are kept; reason: the key of [training] that ended it, "" while it trains.
@@ -81,7 +81,7 @@ class Run(Drawn, RunModel):
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """What the training reported: a row a report, with its step, loss, validation and times."""
+        """Reports of the training: a row for each, with its step, loss, validation and times."""
         import pandas
 
         return pandas.DataFrame(self._folder.reports.read())

@@ -191,7 +191,7 @@ class RunModel(Model):
                 }  # fmt: skip
 
     def _alignments(self, window: list[TranslatedLine], n_best: int) -> Iterator[JsonObject]:
-        """Which words belong together in each hypothesis that ended: by the mean of all heads.
+        """Align the words of each hypothesis that ended, by the mean of all heads.
 
         That of the rows which write a word; of those which read it, it is blurred by heads that
         already look for the next one: docs/alignment.md has figures.
@@ -258,7 +258,8 @@ class RunModel(Model):
         super()._verify(_without_offsets(inputs), options, generates=generates)
 
     def _traced(
-        self, inputs: Any, options: TraceOptions, generate: int | Mapping[str, Any] | None = None,
+        self, inputs: object, options: TraceOptions,
+        generate: int | Mapping[str, object] | None = None,
         **known: Any,
     ) -> TraceData | list[TraceData]:  # fmt: skip
         """See Model. Windows of a text keep their offsets in it; a graph is traced whole."""
@@ -281,7 +282,7 @@ class RunModel(Model):
             made.save(options.save, overwrite=options.overwrite)
         return made
 
-    def _like(self, other: Any) -> Model:
+    def _like(self, other: object) -> Model:
         """See Model. Also by its folder."""
         return type(self)(other) if isinstance(other, str | Path) else super()._like(other)
 
