@@ -154,7 +154,7 @@ def test_nothing_to_read_or_write(
     assert_one_line(result, "the text is empty")
     options = ("--text", "3 May 2001", "--target", " ", "-o", tmp_path / "t")
     assert_one_line(headloom_main("trace", runs / "dates", *options), "--target", "it is empty")
-    assert_one_line(headloom_main("export", trace_path), "nothing to write", "--html")
+    assert_one_line(headloom_main("export", trace_path), "nothing to write", "give one of html")
     result = headloom_main("export", trace_path, "--graphml", tmp_path / "g", "--layer", 9)
     assert_one_line(result, "--layer 9", "0 to 2")
     result = headloom_main("trace", runs / "dates", "--text", "x", "-o", tmp_path / "no" / "t")

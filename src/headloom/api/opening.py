@@ -79,7 +79,7 @@ def load(model: Source | TraceData, tokenizer: Any = None) -> Model:
 
 def open_model(name: Path | str, tokenizer: Any = None) -> Model:
     """Open a run, or a model by its folder, file or name; as `load`, and nothing is said."""
-    if is_run(name):
+    if is_run(name) or (Path(name) / "history").is_dir():  # else one that lacks its run.json
         return Run(name)
     if (module := load_module(Path(name))) is not None:
         return Model(str(name), module, tokenizer)
