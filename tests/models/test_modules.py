@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor
 
 import headloom
+from headloom.training import model_sections as sections
 
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])
 SMALL: dict[str, Any] = {"width": 16, "heads": 2}
 ROTARY: dict[str, Any] = {
-    "positions": "rotary", "rotary_scaling": {"kind": "linear", "factor": 2.0}, "norm": "post",
+    "positions": "rotary", "rotary_scaling": headloom.RotaryScaling("linear", 2.0), "norm": "post",
 }  # fmt: skip
 #: Class, its arguments, what it reads, the shape of its output, and some names of its state dict.
 MODULES: list[tuple[str, dict[str, Any], tuple[Tensor, ...], tuple[int, ...], str]] = [
@@ -60,7 +62,10 @@ def test_a_module_is_built_run_traced_saved_and_loaded(
         "config.json", "model.safetensors", "README.md"
     }  # fmt: skip
     saved = json.loads((tmp_path / "config.json").read_text())
-    assert saved["headloom"] == name and saved | json.loads(json.dumps(arguments)) == saved
+    assert (
+        saved["headloom"] == name
+        and saved | json.loads(json.dumps(arguments, default=asdict)) == saved
+    )
     again = type(module).from_pretrained(tmp_path)
     assert not again.training and torch.equal(again(*inputs), expected)
     assert type(headloom.load(tmp_path).module) is type(module)
@@ -138,6 +143,18 @@ def test_folders_of_another_kind(tmp_path: Path) -> None:
         headloom.Classifier.from_pretrained(tmp_path / "saved")
     with pytest.raises(headloom.DataError, match="no such folder, and the Hub gives no model"):
         headloom.Classifier.from_pretrained("me/nothing", local_files_only=True)
+
+
+def test_arguments_are_the_keys_of_the_section_with_its_defaults() -> None:
+    for name, section in (
+        ("Transformer", sections.TransformerConfig), ("Classifier", sections.ClassifierConfig),
+        ("GraphAttentionNetwork", sections.GraphConfig),
+        ("VisionTransformer", sections.VisionTransformerConfig),
+        ("ConvolutionalClassifier", sections.ConvolutionalConfig),
+    ):  # fmt: skip
+        takes = inspect.signature(getattr(headloom, name)).parameters
+        keys = {key: field.default for key, field in section.model_fields.items() if key != "kind"}
+        assert keys == {key: takes[key].default for key in keys}
 
 
 class Words:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from headloom.errors import no_keyword
+from headloom.mechanism.rotary import RotaryScaling
 from headloom.models.configuration import Architecture, BlockChoices, TextChoices
 
 _P = ParamSpec("_P")
@@ -92,7 +93,9 @@ def by_name(
             arguments = dict(list(bound.arguments.items())[1:])
             init(self, **arguments)  # type: ignore[call-arg]
             if type(self).__init__ is wrapped:
-                saved = {"headloom": type(self).__name__, **arguments}
+                saved: dict[str, object] = {"headloom": type(self).__name__, **arguments}
+                if isinstance(scaling := arguments.get("rotary_scaling"), RotaryScaling):
+                    saved["rotary_scaling"] = asdict(scaling)
                 self._hub_mixin_config = saved  # type: ignore[attr-defined]
 
         wrapped.__signature__ = signature  # type: ignore[attr-defined]
