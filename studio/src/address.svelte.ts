@@ -4,10 +4,10 @@ import { format, parse, START, type State } from "./link";
 
 export class Address {
   state: State = $state({ ...START });
-  /** What the link says that cannot be. */
+  /** Invalid parts of the link. */
   problems: string[] = $state.raw([]);
 
-  /** linked: whether the browser's address line is ours to write, as it is not in a notebook. */
+  /** linked: whether the studio may write the browser's address; false in a notebook. */
   constructor(
     private readonly linked: boolean,
     start: string,
@@ -41,7 +41,7 @@ export class Address {
     }
   }
 
-  /** Browsers take few changes a second: the last of several is written, a moment later. */
+  /** Browsers allow few changes per second: only the last one is written, a moment later. */
   private later = 0;
   private pending = "";
   private write(): void {

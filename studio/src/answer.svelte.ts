@@ -1,9 +1,9 @@
-// What a view asked for, as long as it is of what the view shows.
+// The answer to a view's request, as long as the view still shows the same thing.
 
 import { whileWanted } from "./wanted";
 
-/** The answer to the question of now. An answer to the one before is none: where a layer of seven
- * keys follows one of four, nothing may look for the other three in it. */
+/** The answer to the current question. Answers to earlier questions are dropped: after a layer of
+ * four keys, one of seven must not read missing keys from it. */
 export class Answer<Question extends unknown[] | [], Value> {
   private last: { question: Question; value: Value } | null = $state.raw(null);
   /** Why there is no answer; "": nothing is wrong. */
@@ -16,9 +16,10 @@ export class Answer<Question extends unknown[] | [], Value> {
   });
 
   /**
-   * question: what `ask` is called with; null: nothing is asked.
-   * failed: is told a problem too.
-   * same: how many of its first parts an answer is of: when others change it stays until the next.
+   * question: the arguments of `ask`; null: no request.
+   * failed: called with an error too.
+   * same: the first parts of the question that identify an answer: when only other parts change, it
+   * stays until the next.
    */
   constructor(
     private readonly question: () => Question | null,

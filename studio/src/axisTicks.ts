@@ -1,5 +1,4 @@
-// Where an axis of positions has its ticks, and what stands there: positions, or where these are
-// moments of a sound, seconds.
+// Ticks of an axis of positions and their labels: positions, or for audio, seconds.
 
 import { grouped } from "./text";
 
@@ -9,17 +8,17 @@ export interface Tick {
   text: string;
 }
 
-/** 1, 2 or 5 times a power of ten, at least so large. */
+/** The smallest 1, 2 or 5 times a power of ten that is not below `least`. */
 function round(least: number): number {
   const power = 10 ** Math.floor(Math.log10(least) + 1e-9);
   return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= least * (1 - 1e-9))!;
 }
 
-/** Likewise a whole number. */
+/** The same, as a whole number. */
 export const nice = (least: number) => round(Math.max(least, 1));
 
 /**
- * The ticks from one position to another, at least so many positions apart.
+ * The ticks from one position to another, at least `apart` positions apart.
  *
  * seconds: the moment of each position, rising; null: they have none.
  */
@@ -59,6 +58,6 @@ export const rising = (seconds: number[] | undefined): number[] | null =>
     ? seconds
     : null;
 
-/** The moment of a position in words; "": it has none. */
+/** The time of a position as text; "": it has none. */
 export const momentOf = (seconds: number[] | null, place: number) =>
   seconds ? `${seconds[place].toFixed(2)} s` : "";

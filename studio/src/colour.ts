@@ -47,7 +47,7 @@ const STOPS: Record<Theme, { weight: Stops; difference: Stops }> = {
   },
 };
 
-/** Twelve colours told apart by all; a head's number is always beside its colour. */
+/** Twelve colours, safe for colour-blind readers; a head's number is always beside its colour. */
 const HEADS: Record<Theme, string[]> = {
   light: [
     "#0a73ab",
@@ -138,7 +138,7 @@ export const RAMPS = {
   dark: { weight: ramp(STOPS.dark.weight), difference: ramp(STOPS.dark.difference) },
 };
 
-/** The colour of what is no number, on no ramp, as one for an image's pixels. */
+/** The colour of NaN, on no ramp, as a pixel. */
 export function nonePixel(theme: Theme): number {
   const { none } = INKS[theme];
   const [red, green, blue] = [1, 3, 5].map((at) => parseInt(none.slice(at, at + 2), 16));
@@ -156,7 +156,7 @@ export function rampColour(
   return `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
 }
 
-/** What a weight of 0 to 1 becomes on the ramp. */
+/** Functions from a weight of 0 to 1 to a place on the ramp. */
 export const SCALES = {
   root: { name: "square root", to: Math.sqrt, ticks: [0, 0.04, 0.25, 0.5, 1] },
   linear: { name: "linear", to: (w: number) => w, ticks: [0, 0.25, 0.5, 0.75, 1] },
@@ -171,17 +171,17 @@ export const SCALES = {
 export const scaleWords = (name: keyof typeof SCALES) =>
   `${SCALES[name].name.replace(" ", "-")} scale`;
 
-/** The numbers below a ramp: where each stands, from 0 to 1, and what it says. */
+/** The numbers below a ramp: position, 0 to 1, and text. */
 export type Ticks = [at: number, said: string][];
 
-/** Those of the scale of weights. */
+/** Ticks of the scale of weights. */
 export const weightTicks = (name: keyof typeof SCALES): Ticks =>
   SCALES[name].ticks.map((weight) => [
     name === "log" ? 1 + Math.log10(weight) / 6 : SCALES[name].to(weight),
     weight === 0 || weight >= 0.01 ? String(weight) : weight.toExponential(0).replace("e-", "e−"),
   ]);
 
-/** Those of square roots of weights by the largest. */
+/** Ticks of a square-root scale up to the largest weight. */
 export const rootTicks = (largest: number, said: (weight: number) => string): Ticks => [
   [0, "0"],
   [0.5, said(largest / 4)],

@@ -34,7 +34,7 @@ export interface ChangedEdge {
   after: number;
 }
 
-/** A layer of the first trace whose tokens are those of both, where the second has another. */
+/** A layer of the first trace with the tokens of both where they differ: "tired/wide". */
 export function ofBoth(first: Layer, second: Layer): Layer {
   // Spaces at the stroke are at an end of their token.
   const spaces = (found: string) => "␣".repeat(found.length);
@@ -81,7 +81,7 @@ export function ranked(summary: Summary): RankedHead[] {
     .sort((one, other) => other.change - one.change);
 }
 
-/** A number of some digits; of one that is too small for them, that it is. */
+/** A number with some digits; "< 0.001" where it is too small for them. */
 export function changeText(number: number | null, digits = 3): string {
   if (number === null) return "no number";
   const least = 10 ** -digits;
@@ -96,7 +96,7 @@ export function signed(difference: number, scale: keyof typeof SCALES): number {
   return difference < 0 ? -to : to;
 }
 
-/** The ticks of the scale of differences: where each stands, from 0 to 1, and what it says. */
+/** Ticks of the scale of differences: position, 0 to 1, and text. */
 export function differenceTicks(scale: keyof typeof SCALES): Ticks {
   const some = SCALES[scale].ticks.filter((weight) => weight >= (scale === "log" ? 1e-4 : 0.2));
   const sizes = scale === "root" ? [0.25, 1] : scale === "linear" ? [0.5, 1] : some;
@@ -122,8 +122,8 @@ export function changeWords(change: number | null, entropy: number | null): stri
   return `${much} ${grown}`;
 }
 
-/** A colour for each half-precision number from -1 to 1, and one for what is no number; 0 is in the
- * middle of the ramp. */
+/** A colour for each half-precision number from -1 to 1, and one for NaN; 0 is in the middle of the
+ * ramp. */
 export function signedLookup(
   table: Uint32Array,
   scale: keyof typeof SCALES,

@@ -1,4 +1,4 @@
-// One head over many texts: what the server says of it so far.
+// One head over many texts: the server's results so far.
 
 import type { Layer } from "./description";
 import type { Source } from "./source";
@@ -40,11 +40,11 @@ export interface CorpusHead {
   exemplars: Exemplar[];
   spreads: Record<string, Spread>;
   words: [word: string, share: number, count: number, mean: number][];
-  /** Whether words get more than is said, from edges that were not kept. */
+  /** Whether shares of words are lower bounds, because edges were not kept. */
   bounds: boolean;
 }
 
-/** Asks again and again until all texts are read. Returns what stops it. */
+/** Polls until all texts are read. Returns a function that stops it. */
 export function watchCorpus(
   source: Source,
   example: number,

@@ -1,4 +1,4 @@
-// What the server says of what is open: traces, their layers, their heads; and how these are named.
+// Descriptions from the server of the open traces, layers and heads; and their names.
 
 import type { Theme } from "./colour";
 import { counted, grouped, visible } from "./text";
@@ -11,18 +11,18 @@ export interface Opening {
   /** Of each the digest of its manifest; "": it is in memory alone. */
   digests: string[];
   history: boolean;
-  /** Which of the traces cannot be read, and why. */
+  /** One line for each trace that could not be read. */
   damaged: string[];
   live: boolean;
-  /** The name of a model that reads new texts, where one is open. */
+  /** The name of the open model, which traces new texts; null: none. */
   asks: string | null;
-  /** What it read first; null: it has examples instead. */
+  /** The model's first text; null: there are examples instead. */
   read: string | null;
   /** Digits of the numbers of an exported page. */
   digits?: number;
 }
 
-/** How far the numbers of an exported page are rounded; "": as far as those of a trace. */
+/** The rounding of an exported page's numbers; "": that of a trace. */
 export const roundedWords = ({ live, digits = 7 }: Opening) =>
   live || digits >= 7 ? "" : `rounded to ${digits} digits`;
 
@@ -34,7 +34,7 @@ export interface FlowKind {
   layers: number[];
   queries: string;
   keys: string;
-  /** What is passed over. */
+  /** A note on layers that are left out. */
   note: string | null;
 }
 
@@ -74,7 +74,7 @@ export interface Description {
   flows: FlowKind[];
   /** Whether a model that is open read the text. */
   read?: boolean;
-  /** How the whole trace was held against the model: see src/headloom/formats/verification.py. */
+  /** The comparison of the trace with the model: see src/headloom/formats/verification.py. */
   verification: {
     unverified?: string;
     difference?: number;
@@ -91,7 +91,7 @@ export interface Layer extends LayerDescription {
   columns: number;
   queryTokens: string[];
   keyTokens: string[];
-  /** The moments of queries and keys in a sound; null: they are none. */
+  /** The times of queries and keys in audio, in seconds; null: not audio. */
   querySeconds: number[] | null;
   keySeconds: number[] | null;
   /** The keys that end or part texts. */
@@ -100,23 +100,23 @@ export interface Layer extends LayerDescription {
   one: boolean;
 }
 
-/** What a role is called and how it is drawn: see src/headloom/analysis/heads/scores.py. */
+/** The words and colours of a role: see src/headloom/analysis/heads/roles.py. */
 export interface RoleWords {
   name: string;
   title: string;
-  /** What follows "Each token looks". */
+  /** The end of the sentence "Each token looks ...". */
   phrase: string;
   colours: Record<Theme, string>;
 }
 
-/** What is known of one head: see src/headloom/studio/heads.py. */
+/** The measures of one head: see `head_roles` in src/headloom/studio/collection.py. */
 export interface HeadScores {
   role: string;
   scores: Record<string, number>;
   chance: Record<string, [mean: number, deviation: number]>;
 }
 
-/** What is known of every head: see `Example.heads` in src/headloom/studio/collection.py. */
+/** The measures of every head: see `Example.heads` in src/headloom/studio/collection.py. */
 export interface Heads {
   measures: Record<string, string>;
   roles: RoleWords[];
@@ -135,7 +135,7 @@ export const KINDS: Record<Kind, string> = {
   cross: "Cross",
 };
 
-/** What layers of a kind do, in the names of their sequences: "the target looks at the source". */
+/** The attention of a kind of layer in words: "the target looks at the source". */
 export function noteOf(kind: Kind, queries: string, keys: string): string {
   const many = queries.endsWith("s") && queries.length > 1;
   if (kind === "cross") return `the ${queries} ${many ? "look" : "looks"} at the ${keys}`;
@@ -173,7 +173,7 @@ export function lengthWords(name: string, tokens: string[]): string {
     : counted(tokens.length, name === "tokens" ? "token" : `${name} token`);
 }
 
-/** One digit that a number is not above. */
+/** A number rounded up to one digit. */
 function bound(number: number): string {
   const near = number.toExponential(0);
   if (!Number.isFinite(number) || number <= Number(near) * (1 + 1e-6)) return near;
@@ -181,10 +181,10 @@ function bound(number: number): string {
   return Number(`${Number(digit) + 1}e${power}`).toExponential(0);
 }
 
-/** From here on a difference from the model is no rounding. */
+/** Differences from the model above this are not rounding errors. */
 const FAR = 0.05;
 
-/** How far the weights were verified; "exact" only where every picture is of the whole matrix. */
+/** The verification in words; "exact" only where every picture shows the whole matrix. */
 export function verifiedWords({ verification, deviation, layers }: Description): string {
   if (verification?.unverified) return `not verified: ${visible(verification.unverified, 100)}`;
   const found = [verification?.difference, deviation].filter(
@@ -198,7 +198,7 @@ export function verifiedWords({ verification, deviation, layers }: Description):
   return `${whole ? "exact" : "kept edges only"}, matches the model to ${number}`;
 }
 
-/** What is known of the heads before the first answer: nothing. */
+/** Measures of the heads before the first answer. */
 export const UNMEASURED: Heads = {
   measures: { distance: "mean distance, tokens", entropy: "entropy of a row, nats" },
   roles: [],

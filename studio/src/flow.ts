@@ -16,7 +16,7 @@ const RESIDUAL = 0.5;
 const MOST_TOKENS = 120,
   MOST_EDGES = 400,
   PATHS = 8;
-/** What carries less of a token is not drawn. */
+/** Edges that carry less than this of a token are not drawn. */
 const FAINT = 2e-4;
 
 /** A position of a sequence. */
@@ -29,12 +29,12 @@ export interface TokenFlow {
   shares: number[][];
   /** By layer, from the first: from a token above to one below, strongest first. */
   edges: [above: number, below: number, share: number][][];
-  /** By level what all tokens carry; the rest is unknown, or ended where no layer hands it on. */
+  /** By level the sum over all tokens; the rest is unknown, or lost where no layer passes it on. */
   sums: number[];
   /** What positions of the token's own sequence hold at the input, where that is another sequence;
    * else 0. */
   own?: number;
-  /** What came along edges that are not known; else 0. */
+  /** The share that came along edges that are not known; else 0. */
   unknown?: number;
 }
 
@@ -46,7 +46,7 @@ export interface PathFound {
 
 export interface PathsBetween {
   paths: PathFound[];
-  /** What all paths together hold along the edges that are known. */
+  /** The sum over all paths along known edges. */
   all: number;
 }
 
@@ -77,7 +77,7 @@ class Step {
     return own ? (1 - RESIDUAL) * this.mean.missing[node - this.own] : 0;
   }
 
-  /** What comes from each node, put together. */
+  /** The sum of the weights from each node. */
   merged(node: number): Map<number, number> {
     const found = new Map<number, number>();
     this.row(node, (from, weight) => found.set(from, (found.get(from) ?? 0) + weight));
@@ -153,7 +153,7 @@ export class Network {
     return input.slice(own, end).reduce((sum, share) => sum + share, 0);
   }
 
-  /** What is drawn of a node of the last layer. */
+  /** The part of the flow of a last-layer node that is drawn. */
   flow(start: number): TokenFlow {
     const shares = this.shares(start);
     const most = (node: number) => Math.max(...shares.map((level) => level[node]));
@@ -223,31 +223,32 @@ export class Network {
   }
 }
 
-interface Begun {
-  /** The largest product that the path can come to. */
+/** The beginning of a path. */
+interface Candidate {
+  /** The largest product that the path can reach. */
   left: number;
   product: number;
   path: number[];
 }
 
-/** What to try next: the largest first, of equal ones that of the first positions. */
+/** Priority queue of candidates: the largest first, of equal ones the first positions. */
 class Heap {
-  private readonly all: Begun[] = [];
+  private readonly all: Candidate[] = [];
 
   get size(): number {
     return this.all.length;
   }
 
-  private before(one: Begun, other: Begun): boolean {
+  private before(one: Candidate, other: Candidate): boolean {
     if (one.left !== other.left) return one.left > other.left;
     for (let n = 0; n < Math.min(one.path.length, other.path.length); n++)
       if (one.path[n] !== other.path[n]) return one.path[n] < other.path[n];
     return one.path.length < other.path.length;
   }
 
-  push(begun: Begun): void {
+  push(candidate: Candidate): void {
     const { all } = this;
-    let at = all.push(begun) - 1;
+    let at = all.push(candidate) - 1;
     while (at > 0) {
       const parent = (at - 1) >> 1;
       if (!this.before(all[at], all[parent])) break;
@@ -256,7 +257,7 @@ class Heap {
     }
   }
 
-  pop(): Begun {
+  pop(): Candidate {
     const { all } = this;
     const first = all[0];
     const last = all.pop()!;
@@ -280,7 +281,7 @@ export async function networkOf(example: Example, kind: FlowKind): Promise<Netwo
   return new Network(kind, layers, means);
 }
 
-/** How much of a token is of the input, and how much of its own sequence; "": these are one. */
+/** The shares of a token from the input and from its own sequence; "": they are the same. */
 export function ofBoth(kind: FlowKind, { sums, own = 0 }: TokenFlow): string {
   if (kind.queries === kind.keys) return "";
   return (

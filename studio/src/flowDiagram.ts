@@ -6,7 +6,7 @@ import type { Pen } from "./figure/pen";
 import { strongestOf, type PathFound, type TokenFlow } from "./flow";
 import type { Curve } from "./graphLayout";
 
-/** What flows along one edge. layer: from 0. */
+/** The flow along one edge. layer: from 0. */
 export interface FlowMark {
   layer: number;
   above: number;
@@ -118,7 +118,7 @@ export function hasName({ columns, every }: Drawn, level: number): boolean {
   return level === 0 || after === 0 || (level % every === 0 && after >= every);
 }
 
-/** How wide what flows is drawn. */
+/** Line width of a share of the flow. */
 const thick = (share: number) => 0.6 + 9 * Math.min(share, 1) ** 0.7;
 const faintness = (share: number) => 0.3 + 0.6 * Math.sqrt(Math.min(share, 1));
 /** How wide the n-th strongest path is, beside the first. */
@@ -137,7 +137,7 @@ export function paintDiagram(context: Pen, drawn: Drawn, theme: Theme, under: nu
     context.moveTo(curve[0], curve[1]);
     context.bezierCurveTo(curve[2], curve[3], curve[4], curve[5], curve[6], curve[7]);
   };
-  // Behind paths, what flows stands back.
+  // Behind paths, the flow is faint.
   const back = paths.length ? 0.35 : 1;
   marks.forEach((mark, n) => {
     context.globalAlpha = n === under ? 1 : back * faintness(mark.share);

@@ -8,7 +8,7 @@ export interface Place {
 export interface Moves {
   /** By so many pixels. */
   drag(dx: number, dy: number): void;
-  /** What lay at one place of the window comes to lie at another, so many times as large. */
+  /** Moves the content from one place to another, and scales it by a factor. */
   pinch(factor: number, from: Place, to: Place): void;
   click(event: PointerEvent): void;
 }
@@ -39,7 +39,7 @@ export class Gestures {
     this.stop();
     (event.currentTarget as Element).setPointerCapture(event.pointerId);
     this.fingers.set(event.pointerId, placeOf(event));
-    // What was a pinch does not end as a click.
+    // A pinch must not end as a click.
     this.moved = this.fingers.size === 1 ? 0 : Infinity;
     this.last = event.timeStamp;
     this.speed = { x: 0, y: 0 };

@@ -17,25 +17,25 @@ export interface GraphEdge {
 }
 
 export interface WeightGraph {
-  /** What all weights sum to: 1 for each row that may look at some key. */
+  /** The sum of all weights: 1 for each row with a visible key. */
   mass: number;
-  /** What the kept edges hold of it, and how many they are. */
+  /** The mass and the number of the kept edges. */
   kept: number;
   count: number;
   /** The strongest, strongest first. */
   edges: GraphEdge[];
   /** Whether there are weaker ones. */
   cut: boolean;
-  /** What a key receives along the kept edges. */
+  /** The mass that a key receives along the kept edges. */
   received: (key: number) => number;
 }
 
 /** The edges that are drawn: the fewest that together hold a share of the mass. */
 export interface Part {
   edges: GraphEdge[];
-  /** What they hold. */
+  /** Their mass. */
   mass: number;
-  /** What kept them from holding the share: nothing; the trace, which kept no more; or the room. */
+  /** Why no more are drawn: the share is reached, the trace kept no more, or no room is left. */
   end: "share" | "kept" | "room";
 }
 
@@ -70,7 +70,7 @@ export interface Node {
   side: "query" | "key" | "both";
 }
 
-/** The tokens that are drawn, in reading order: all, or of a long text those at the ends. */
+/** The tokens that are drawn, in reading order: all, or in a long text the ends of edges. */
 export function nodesOf(layer: Layer, edges: GraphEdge[], more: number): Node[] {
   const all = tokensOf(layer);
   let ids = Array.from({ length: Math.min(all, MOST_TOKENS) }, (_, id) => id);

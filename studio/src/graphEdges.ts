@@ -59,7 +59,7 @@ export async function graphOf(
   return found.graph();
 }
 
-/** Edges as they come, of which the strongest become objects. */
+/** Collects edges; only the strongest become objects. */
 class Collected {
   /** The mass on keys that are not here. */
   elsewhere = 0;

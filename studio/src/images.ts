@@ -1,4 +1,4 @@
-// Where a row looks in an image: what the server says, and where a pointer is on it.
+// The attention of a row over an image, from the server, and the patch under the pointer.
 
 import type { Layer } from "./description";
 import type { Example } from "./model";
@@ -9,7 +9,7 @@ export interface Patches {
   images: number;
 }
 
-/** See add_images in src/headloom/studio/view_paths.py. */
+/** See `looks` in src/headloom/studio/images.py. */
 export interface Looks {
   problem: null;
   rows: number;

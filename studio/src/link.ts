@@ -6,7 +6,7 @@ export const START = {
   view: "heads",
   /** The name of an example; in old links its number; empty: the first. */
   example: "",
-  /** The first digits of the SHA-256 of its manifest: what is in it, whatever it is called. */
+  /** The first digits of the SHA-256 of its manifest. */
   trace: "",
   /** The name of the example that it is compared with; empty: the next. */
   other: "",
@@ -39,7 +39,7 @@ export const START = {
   input: -1,
   path: -1,
   scale: "root" as "root" | "linear" | "log",
-  /** What a block of cells shows when the matrix is seen from afar. */
+  /** The value of a block of cells when the matrix is zoomed out. */
   blocks: "max" as "max" | "mass",
   order: "layer" as "layer" | "role" | "entropy",
   colour: "role" as "role" | "entropy",

@@ -19,7 +19,7 @@ export function curvesOf({ curves, steps, losses }: Training["description"]): Cu
   return own.length ? [["loss", own]] : [];
 }
 
-/** What was logged closest to a step; null: nothing was until then. */
+/** The point logged closest to a step; null: none before it. */
 export function loggedAt(points: Point[], step: number): Point | null {
   if (!points.length || step < points[0][0]) return null;
   const away = ([one]: Point) => Math.abs(one - step);
@@ -30,7 +30,7 @@ export function loggedAt(points: Point[], step: number): Point | null {
 export const rangeWords = (points: Point[]) =>
   `from ${significant3(points[0][1])} to ${significant3(points[points.length - 1][1])}`;
 
-/** A curve in words: its range, and its loss at a step, or what was logged closest to it. */
+/** A curve in words: its range, and the loss logged at a step or closest to it. */
 export function curveWords([name, points]: Curve, step: number): string {
   const logged = loggedAt(points, step);
   const said = `${name}: ${rangeWords(points)}`;

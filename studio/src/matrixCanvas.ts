@@ -17,7 +17,7 @@ const TOKENS_FROM = 11;
 export interface Look {
   theme: Theme;
   colours: Uint32Array;
-  /** The cell in question; of a row or a column alone the other is -1. */
+  /** The selected cell; for a row or column alone the other is -1. */
   cell: Cell | null;
   /** A picture of the whole in blocks, for where tiles are on their way. */
   rough: Rough | null;
@@ -56,7 +56,7 @@ export function turnOf(zoom: number, widest: number): number {
   return zoom < 16 ? -90 : -45;
 }
 
-/** Draws what is in sight; says whether all of it was there. */
+/** Draws the visible part; returns whether all of it was loaded. */
 export function drawMatrix(
   context: Pen,
   extent: Extent,
@@ -168,7 +168,7 @@ function drawLevel(
   return whole;
 }
 
-/** Whether cells are so large, and each its own, that their numbers stand in them. */
+/** Whether single cells are large enough to show their numbers. */
 export const numbered = (view: Viewport, tiles: Tiles, alone: boolean) =>
   !alone && levelOf(view.zoom, tiles.top) === 0 && view.zoom >= NUMBERS_FROM;
 

@@ -1,4 +1,4 @@
-// Which part of a matrix is seen, and which cell lies where.
+// The visible part of a matrix, and the cells at its pixels.
 
 import type { Layer } from "./description";
 import type { Place } from "./gestures";
@@ -70,7 +70,7 @@ export function cellAt(view: Viewport, layer: Layer, { x, y }: Place): Cell | nu
   return x >= 0 && y >= 0 && row < layer.rows && column < layer.columns ? { row, column } : null;
 }
 
-/** The part seen so many times as large, with what lies at a place of the plot staying there. */
+/** The viewport scaled by a factor around a fixed point of the plot. */
 export function zoomed(
   view: Viewport,
   extent: Extent,
@@ -85,7 +85,7 @@ export function zoomed(
   return { zoom, top: row - y / zoom, left: column - x / zoom };
 }
 
-/** The part seen, moved no farther than it takes to show a cell. */
+/** The viewport moved as little as needed to show a cell. */
 export function showing(view: Viewport, extent: Extent, row: number, column: number): Viewport {
   const { wide, high } = plot(extent);
   const into = (start: number, at: number, room: number) =>

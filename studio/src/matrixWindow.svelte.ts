@@ -1,5 +1,5 @@
-// The part of a matrix that is in sight, and the cell in question: what pointer, wheel and keys do
-// to them. One window may be that of several matrices side by side.
+// The visible part of a matrix and the selected cell, moved by pointer, wheel and keys. Several
+// matrices side by side can share one window.
 
 import { untrack } from "svelte";
 import { momentOf } from "./axisTicks";
@@ -24,7 +24,7 @@ const round = (number: number) => Math.round(number * 100) / 100;
 export class MatrixWindow {
   view: Viewport = $state.raw({ top: 0, left: 0, zoom: 0 });
   hovered: Cell | null = $state.raw(null);
-  /** What the address holds: a cell, or a row or a column alone, where the other is -1. */
+  /** The selection in the address: a cell, or a row or column alone, where the other is -1. */
   readonly kept: Cell = $derived.by(() => {
     const { layer, state } = this.studio;
     return {
@@ -36,7 +36,7 @@ export class MatrixWindow {
     this.kept.row >= 0 && this.kept.column >= 0 ? this.kept : null,
   );
   readonly cell: Cell | null = $derived.by(() => this.hovered ?? this.chosen);
-  /** What is framed: the cell, or a row or a column. */
+  /** The framed cell, row or column. */
   readonly framed: Cell | null = $derived.by(
     () => this.hovered ?? (this.kept.row >= 0 || this.kept.column >= 0 ? this.kept : null),
   );
@@ -133,7 +133,7 @@ export class MatrixWindow {
     this.choose(clamp(row + rows, layer.rows), clamp(column + columns, layer.columns));
   }
 
-  /** What the keys do that all matrices have; with Shift the arrows go a quarter of the window. */
+  /** The keys of all matrix views; with Shift the arrows move a quarter of the window. */
   moves(event: KeyboardEvent): Record<string, () => void> {
     const { studio } = this;
     const quarter = Math.round(plot(this.extent()).high / this.view.zoom / 4);

@@ -1,4 +1,4 @@
-// A trace of the collection: its layers, the edges of its heads, and what else is asked of it.
+// A trace of the collection: its layers, the edges of its heads, and other data on demand.
 
 import { rising } from "./axisTicks";
 import type { Description, Layer } from "./description";
@@ -72,11 +72,11 @@ export class Edges {
 
 /** Exact sums of each head: see src/headloom/studio/sums.py. */
 export interface Sums {
-  /** By key: what it gets from all queries. */
+  /** By key: the mass it receives from all queries. */
   received: (head: number) => Float32Array;
   /** By query: its weights times the norms of the values. */
   valued: ((head: number) => Float32Array) | null;
-  /** By key: what it gets when weights are weighed by the norms of the values. */
+  /** By key: the mass it receives when weights are multiplied by the norms of the values. */
   given: ((head: number) => Float32Array) | null;
   /** By head the logit of its sink; null: it has none. */
   sinks: Float32Array | null;
@@ -97,7 +97,7 @@ export interface CellValue {
   score: number | null;
   rank: number | null;
   count: number;
-  /** Of a weight that was not kept: what its row left out in all. */
+  /** For a weight that was not kept: the mass of all edges of its row that were not. */
   rest: number | null;
   hidden: boolean;
 }
@@ -134,13 +134,13 @@ export class Example {
     this.pictures = new Pictures(this.layers.map((layer) => this.overview(layer)));
   }
 
-  /** What a path holds, asked for once. */
+  /** The data of a path, requested once. */
   once<T>(path: string, make: () => Promise<T>): Promise<T> {
     let found = this.pieces.get(path) as Promise<T> | undefined;
     if (!found) {
       found = make();
       this.pieces.set(path, found);
-      // What failed is asked for again when it is next needed.
+      // A failed request is repeated when it is next needed.
       found.catch(() => this.pieces.delete(path));
     }
     return found;
@@ -232,7 +232,7 @@ export class Example {
     };
   }
 
-  /** Which rows look at a key, over the kept edges, strongest first. */
+  /** The rows that look at a key, over the kept edges, strongest first. */
   async queriesOf(
     layer: Layer,
     head: number,

@@ -1,4 +1,4 @@
-// One edge of a head number by number: what the server says of it, and how it is read.
+// One edge of a head number by number: the server's answer, and its text.
 
 import type { Layer } from "./description";
 import type { CellValue, Example } from "./model";

@@ -48,7 +48,7 @@ export function overviewTable(theme: Theme, scale: keyof typeof SCALES = "root")
   return found;
 }
 
-/** What a dot of such a picture is, in words. */
+/** The meaning of a dot of such a picture, in words. */
 export function dotOf({ down, across }: Blocks): string {
   if (down * across === 1) return "each dot is a weight";
   const cells = across === 1 ? "a weight" : `a row’s mass in ${across} keys`;
@@ -72,7 +72,7 @@ function shadeOf(mass: number): number {
 const MASSES = Float64Array.from({ length: 256 }, (_, shade) => massOf(shade));
 
 /** Makes pictures of `factor` times larger blocks: the mass of a row in them, the mean of their
- * rows. What it gives is good until it is asked again. */
+ * rows. The result is valid until the next call. */
 export function pooling(
   layer: { rows: number; columns: number },
   blocks: Blocks,
@@ -110,7 +110,7 @@ interface Watcher<Found> {
   failed: (error: Error) => void;
 }
 
-/** What takes long is asked for one layer after the other, which leaves room for what is seen. */
+/** Slow requests run one layer after the other, so that visible ones are not delayed. */
 let busy: Promise<unknown> = Promise.resolve();
 
 /** The pictures of a layer: of the kept edges at first where exact ones take long. */

@@ -1,4 +1,4 @@
-// What is read of the cell under the pointer.
+// The value of the cell under the pointer.
 
 import type { Cell } from "./matrixView";
 
@@ -9,8 +9,8 @@ export class PointedCell<Value> {
   private known: { cell: Cell; value: Value } | null = $state.raw(null);
 
   /**
-   * cell: the one in question; null: none.
-   * reader: how a cell is read of what is shown; asked again when that is something else.
+   * cell: the cell; null: none.
+   * reader: a function that reads a cell; it is replaced when the view shows something else.
    */
   constructor(
     private readonly cell: () => Cell | null,
@@ -38,7 +38,7 @@ export class PointedCell<Value> {
     });
   }
 
-  /** Of the cell that is in question now; null: not read yet. */
+  /** The value of the current cell; null: not read yet. */
   get value(): Value | null {
     const { known } = this,
       at = this.cell();

@@ -8,7 +8,7 @@ import { counted, minus, percent, weight2 } from "./text";
 export interface Bar {
   name: string;
   value: number;
-  /** What random weights of the same entropy give: mean and standard deviation; null: unknown. */
+  /** The score of random weights with the same entropy: mean and deviation; null: unknown. */
   random: [mean: number, deviation: number] | null;
 }
 
@@ -31,11 +31,11 @@ export function barsOf(heads: Heads, layer: number, head: number): Bar[] {
 /** A weight in two digits, or "" of none. */
 export const besideToken = (weight: number) => (weight ? weight2(weight) : "");
 
-/** What a head's rows have on no kept edge; null: it is not known yet. */
+/** The mean mass of a head's rows on edges that were not kept; null: not known yet. */
 export const unkeptOf = (heads: Heads | null, layer: number, head: number) =>
   heads?.unkept[layer]?.[head] ?? null;
 
-/** What a picture of a head leaves out: a share of its mass; null: nothing, or not known yet. */
+/** The share of mass missing in a head's picture; null: nothing, or not known yet. */
 export function leftOut(
   heads: Heads,
   layer: number,
@@ -95,7 +95,7 @@ export function withoutWords(heads: Heads, layers: Layer[], name: string): strin
   return `${counted(without.length, `${kind}head`)} ${has} no ${name}.`;
 }
 
-/** A head in a sentence: its role, its number, and what random weights would give. */
+/** A head in a sentence: its role, its score, and the score of random weights. */
 export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   const words = wordsOf(heads, roleOf(heads, layer.number, head));
   if (!words) return stateOf(heads);
@@ -114,7 +114,7 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   return `${looks}: its weight is spread over about ${percent(broad)} of the keys it can look at.`;
 }
 
-/** The measures to choose axes from, with what they are; those that apply to some head. */
+/** The measures to choose as axes, with their titles: those that apply to some head. */
 export function measuresOf(heads: Heads): [name: string, title: string][] {
   const all = heads.heads?.flat();
   if (!all) return Object.entries(heads.measures);

@@ -1,14 +1,13 @@
-// Where the numbers come from: the server beside the page, or the page itself. Both know the
-// same paths.
+// The source of the numbers: a server, or the page itself, with the same paths.
 
 import { fromBase85, unpacked } from "./unpacked";
 
 export interface Source {
-  /** Whether it answers what an exported page does not hold: exact tiles, roles later. */
+  /** Whether it is a server, which has more than an exported page: exact tiles, for one. */
   live: boolean;
   json<T>(path: string): Promise<T>;
   bytes(path: string, stop?: AbortSignal): Promise<ArrayBuffer>;
-  /** The answer to a question; a server's alone. null: it was overtaken by a newer one. */
+  /** The answer to a question, from a server only. null: a newer question replaced it. */
   ask?<T>(path: string, question: object, stop?: AbortSignal): Promise<T | null>;
 }
 
@@ -38,7 +37,7 @@ const SILENT = "The studio's server does not answer. Is headloom view still runn
 
 /** A collection behind the local server. */
 export function servedSource(root: string): Source {
-  /** Which traces the server had when the page was opened: of others it is told to reload. */
+  /** Hash of the traces at the start of the page: a server with others asks it to reload. */
   let traces: string | null = null;
   async function get<T>(
     path: string,
@@ -47,7 +46,7 @@ export function servedSource(root: string): Source {
   ): Promise<T> {
     const headers = { ...options.headers, ...(traces && { "Headloom-Traces": traces }) };
     const response = await fetch(root + path, { ...options, headers }).catch((error) => {
-      // That is what fetch says of a network: of anything else it is an error of another kind.
+      // fetch raises a TypeError for network errors only.
       throw error instanceof TypeError ? new Error(SILENT) : error;
     });
     traces ??= response.headers.get("Headloom-Traces");
@@ -76,7 +75,7 @@ export function servedSource(root: string): Source {
   };
 }
 
-/** An answer, unless it says what went wrong. 409: a newer question overtook this one. */
+/** The response, or an error with its message. 409: a newer question replaced this one. */
 async function sound(path: string, response: Response): Promise<Response> {
   if (response.ok || response.status === 409) return response;
   const said = (await response.json().catch(() => ({}))) as { detail?: unknown };

@@ -1,4 +1,4 @@
-// What all views share: the collection, the address, the theme, and what was last said aloud.
+// State shared by all views: the collection, the address, the theme, and the last announcement.
 
 import { Address } from "./address.svelte";
 import type { Theme } from "./colour";
@@ -9,15 +9,15 @@ import type { Source } from "./source";
 import { grouped, visible } from "./text";
 import { Training } from "./training";
 
-/** What stands above a figure of a view. */
+/** The text above a figure of a view. */
 export interface Caption {
   title: string;
   note?: string;
-  /** What of its view it shows, for its file's name; left out: the head in question. */
+  /** The content, for the file's name; default: the selected head. */
   of?: string;
 }
 
-/** What the probe of a run is called, as src/headloom/studio/runs.py has it. */
+/** The name of a run's probe, as in src/headloom/studio/runs.py. */
 const PROBE = "the probe";
 
 export class Studio {
@@ -27,21 +27,21 @@ export class Studio {
   heads: Heads | null = $state.raw(null);
   training: Training | null = $state.raw(null);
   problem = $state("");
-  /** The name of an example that a link asks for and that is not here. */
+  /** The name of an example in a link that is not open. */
   missing: string | null = $state(null);
-  /** Whether the example was chosen from those there are, not by a link. */
+  /** Whether the user chose the example, not a link. */
   private chose = false;
-  said = $state("");
+  announcement = $state("");
   /** The place that the studio has, in pixels: a window, or a notebook's cell. */
   width = $state(1440);
   system: Theme = $state("light");
   /** Whether the system chooses the colours; then it also chooses between light and dark. */
   forced = $state(false);
-  /** Gives the focus to the picture when what had it is gone. */
+  /** Moves the focus to the picture when the focused element is gone. */
   keepFocus: () => void = () => {};
-  /** What a view does with a key; true: it was its key. */
+  /** The key handler of a view; true: it used the key. */
   keys: ((event: KeyboardEvent) => boolean) | null = null;
-  /** What a view says above its figure. Raises: Error: there is nothing to export. */
+  /** The caption of a view's figure. Raises: Error: there is nothing to export. */
   figure: (() => Caption) | null = null;
   /** The colours of a figure, while one is drawn. */
   asFigure: Theme | null = $state(null);
@@ -79,7 +79,7 @@ export class Studio {
     return clamp(this.state.head, this.layer.heads);
   }
 
-  /** What of the example its name does not say: the step of a run's probe, what a text became. */
+  /** Text beside the example's name: the step of a run's probe, or a model's output. */
   get besideName(): string {
     const wrote = this.example?.description.model.wrote;
     if (typeof wrote === "string") return `→ ${visible(wrote, 60)}`;
@@ -108,7 +108,7 @@ export class Studio {
     this.address.set(change);
   }
 
-  /** Turns to a head; the token in question stays where the other layer has the same tokens. */
+  /** Selects a head; the selected token stays where the other layer has the same tokens. */
   select(layer: number, head: number): void {
     const from = this.layer,
       to = this.example!.layers[layer];
@@ -138,7 +138,7 @@ export class Studio {
     }
   }
 
-  /** What is shown cannot be had. */
+  /** Reports that the data of the view cannot be loaded. */
   readonly failed = (error: Error): void => {
     this.problem = error.message;
   };
@@ -151,8 +151,8 @@ export class Studio {
     if (this.opening) await this.load(this.state.example);
   }
 
-  /** Where an example stands by the digest of its manifest, by its name, or as in old links by its
-   * number; null: nowhere. */
+  /** The number of an example by the digest of its manifest, by its name, or in old links by its
+   * number; null: not found. */
   private find(name: string): number | null {
     const { examples: names, digests } = this.opening!;
     const { trace } = this.state;
@@ -163,8 +163,8 @@ export class Studio {
     return /^\d{1,9}$/.test(name) && Number(name) < names.length ? Number(name) : null;
   }
 
-  /** What is wrong with the text that the model was asked to read; "": nothing. */
-  unread = $state("");
+  /** The problem with the typed text; "": none. */
+  askProblem = $state("");
   /** Whether a text is being read. */
   reading = $state(false);
   /** The text that is shown, where the model read one. */
@@ -173,14 +173,14 @@ export class Studio {
   private asked = new AbortController();
   private readonly window = crypto.randomUUID?.() ?? String(Math.random());
 
-  /** Lets the model read a text, and shows it; what was asked before is called off. */
+  /** Traces a text with the model and shows it; earlier requests are cancelled. */
   async ask(text: string): Promise<void> {
     this.asked.abort();
     const { signal } = (this.asked = new AbortController());
-    this.unread = "";
+    this.askProblem = "";
     if (!this.source.ask) return;
     if (!text.trim()) {
-      this.unask();
+      this.closeText();
       return;
     }
     this.reading = true;
@@ -190,7 +190,7 @@ export class Studio {
       >("ask", { text, window: this.window, turn: ++this.turn }, signal);
       if (!found || signal.aborted) return;
       if (found.problem !== undefined) {
-        this.unread = found.problem;
+        this.askProblem = found.problem;
         return;
       }
       this.missing = null;
@@ -200,21 +200,21 @@ export class Studio {
       this.example = example;
       this.read = text;
       this.reading = false;
-      // What a link points at in its text stays, and what is looked at in one that is read again.
+      // Keep the selection where the text is that of the link.
       if (text !== this.state.text) this.set({ text, query: -1, key: -1, lock: false, window: "" });
-      this.said = `${example.layers[0]?.rows ?? 0} tokens traced.`;
-      // Who types on does not wait for the measures of what is typed.
+      this.announcement = `${example.layers[0]?.rows ?? 0} tokens traced.`;
+      // While the user types, do not wait for the measures.
       await new Promise((done) => setTimeout(done, 500));
       if (!signal.aborted) await this.measure(example);
     } catch (error) {
-      if (!signal.aborted) this.unread = (error as Error).message;
+      if (!signal.aborted) this.askProblem = (error as Error).message;
     } finally {
       if (!signal.aborted) this.reading = false;
     }
   }
 
   /** Goes back from a text that was read to the example that is chosen. */
-  private unask(): void {
+  private closeText(): void {
     this.reading = false;
     const { text } = this.state;
     if (!this.read && !text) return;
@@ -224,12 +224,12 @@ export class Studio {
     if (this.opening?.examples.length) void this.load(this.state.example);
   }
 
-  /** Shows an example of those there are. step: whether Back leads to what was shown. */
+  /** Shows an open example. step: whether Back leads to the previous one. */
   choose(number: number, step = true): void {
     this.chose = true;
     this.asked.abort();
     this.reading = false;
-    this.unread = this.read = "";
+    this.askProblem = this.read = "";
     const change = {
       text: "",
       example: this.opening!.examples[number],
@@ -258,9 +258,9 @@ export class Studio {
     const { examples, digests } = this.opening!;
     if (examples.length > 1 && name !== examples[place]) this.set({ example: examples[place] });
     if (!this.another && this.state.trace !== digests[place]) this.set({ trace: digests[place] });
-    // What the address came to hold above asks for it again.
+    // The change of the address above repeats the request.
     if (this.awaited === place) return;
-    // Who goes back to what is shown does not want what was asked for meanwhile.
+    // Back to the shown example: drop the pending request.
     this.awaited = this.example?.number === place ? -1 : place;
     if (this.awaited < 0) return;
     try {
@@ -277,7 +277,7 @@ export class Studio {
       await this.measure(example);
     } catch (error) {
       if (this.awaited === place) this.awaited = -1;
-      // That another, which was chosen meanwhile, is shown is no problem.
+      // An error of an example that is no longer wanted is no problem.
       else if (this.example?.number !== place) return;
       if (!this.read) this.problem = (error as Error).message;
     }
@@ -289,7 +289,7 @@ export class Studio {
     return trace !== "" && this.opening !== null && !this.opening.digests.includes(trace);
   }
 
-  /** What the link asks for that is not there, and what is shown instead. */
+  /** Parts of the link that do not exist here, and what is shown instead. */
   get notices(): string[] {
     const found = [...this.address.problems];
     const { state, example } = this;
@@ -332,7 +332,7 @@ export class Studio {
     return found;
   }
 
-  /** Makes the link say what is shown. */
+  /** Makes the link match what is shown. */
   settle(): void {
     this.address.problems = [];
     if (this.state.view === "training" && this.training) {

@@ -1,9 +1,9 @@
 // Tokens and numbers as people read them.
 
-/** Signs without a shape of their own that join the letters beside them, or choose their look. */
+/** Zero-width joiners and variation selectors. */
 const JOINERS = new Set([0x200c, 0x200d, 0xfe0e, 0xfe0f]);
 
-/** A token as one line in which nothing hides. */
+/** A token as one line with all spaces and control characters visible. */
 export function visible(token: string, limit = 60): string {
   if (!token) return "∅";
   const letters = Array.from(token.slice(0, 2 * limit));
@@ -36,7 +36,7 @@ export function visible(token: string, limit = 60): string {
 
 export const grouped = (number: number) => number.toLocaleString("en");
 
-/** So many of a thing: "1 head", "12 heads". */
+/** A count with its noun: "1 head", "12 heads". */
 export const counted = (number: number, thing: string, things = `${thing}s`) =>
   `${grouped(number)} ${number === 1 ? thing : things}`;
 
@@ -62,7 +62,7 @@ export function minus(number: number, digits: number): string {
   return number < 0 && Number(text) ? `−${text}` : text;
 }
 
-/** Three digits that count. */
+/** A number with three significant digits. */
 export function significant3(number: number): string {
   const size = Math.abs(number);
   if (size === 0) return "0";
@@ -75,20 +75,20 @@ export function significant3(number: number): string {
 export const weightText = (weight: number) =>
   weight === 0 || weight >= 5e-4 ? minus(weight, 4) : weight.toExponential(1).replace("e-", "e−");
 
-/** What sums of float32 may lack of all. */
+/** Rounding error of float32 sums. */
 const ROUNDING = 1e-5;
 
 /** A weight where there is room for two digits. */
 export const weight2 = (weight: number) => (weight < 0.005 ? "<.01" : minus(weight, 2));
 
-/** A share in percent; 100 of all alone. */
+/** A share in percent; 100 only for the whole. */
 export const percent = (share: number) => {
   const of = share < 1 - ROUNDING ? Math.min(100 * share, 99.9) : 100 * share;
   const whole = of === 0 || (of >= 10 && of < 99.5) || of >= 99.95;
   return `${minus(of, whole ? 0 : 1)}\u00a0%`;
 };
 
-/** What pictures of kept edges leave out: their shares, of so many heads. */
+/** The mass missing in pictures of kept edges, in words. */
 export function notShown(shares: number[], heads: number): string {
   if (!shares.length) return "";
   const [least, most] = [percent(Math.min(...shares)), percent(Math.max(...shares))];
@@ -116,7 +116,7 @@ const once = (token: string) =>
       Array.from(part, (digit) => "₀₁₂₃₄₅₆₇₈₉"["⁰¹²³⁴⁵⁶⁷⁸⁹".indexOf(digit)]).join(""),
     );
 
-/** How a token stands in flowing text: what is shown, and whether a space comes before it. */
+/** A token in flowing text: its text, and whether a space comes before it. */
 export function flowing(
   token: string,
   words: boolean,

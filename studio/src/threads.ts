@@ -1,4 +1,4 @@
-// From rows to threads: which edges are drawn, how strongly, and what is left to a stub.
+// From rows to threads: which edges are drawn, how wide, and the rest as a stub.
 
 import type { Layer } from "./description";
 import type { Pen } from "./figure/pen";
@@ -13,11 +13,11 @@ export interface Presented {
   threads: Thread[];
   /** Every kept edge, drawn or not. */
   kept: Map<number, Thread>;
-  /** What hidden sinks hold. */
+  /** The mass of hidden sinks. */
   hidden: number;
-  /** What is on no thread: edges past the chosen share, and what the trace did not keep. */
+  /** The mass without a thread: edges past the chosen share, and edges that were not kept. */
   rest: number;
-  /** What is on no key: a sink has it. */
+  /** The mass of a sink that is not a key. */
   sink: number;
   /** Whether every key that the row may look at is kept. */
   whole: boolean;
@@ -29,13 +29,13 @@ export interface Choice {
   sinks: ReadonlySet<number> | null;
   /** The norm of each key's value, or null. */
   values: Float32Array | null;
-  /** What the row's weights by these norms sum to, over all keys; null: there are no norms. */
+  /** The sum of the row's weights times these norms, over all keys; null: there are no norms. */
   valued: number | null;
   /** The logit of the head's sink; null: it has none, or it is not known. */
   sink: number | null;
 }
 
-/** What several heads give to one place, on average. */
+/** The mean of several heads at one position. */
 export interface Mean {
   place: number;
   weight: number;
@@ -48,11 +48,11 @@ export interface Mean {
 /** Whether weights can be weighed by the norms of values: their sums over all keys are known. */
 export const weighable = ({ values, picture }: Layer) => values === true && picture !== "kept";
 
-/** The first token and the separators: where heads look that look at nothing. */
+/** The sinks: the first token and the separators. */
 export const sinksOf = (layer: Pick<Layer, "columns" | "separators">) =>
   new Set(layer.columns ? [0, ...layer.separators] : []);
 
-/** What a sink has of a row: e^(its logit − lse), or what all keys leave. */
+/** The mass of a sink in a row: e^(its logit − lse), or the rest of all keys. */
 function takenBySink(row: Row, logit: number | null): number {
   if (!row.count) return 0;
   if (row.edges.length < row.count) return logit === null ? 0 : Math.exp(logit - row.lse);
@@ -60,7 +60,7 @@ function takenBySink(row: Row, logit: number | null): number {
   return Math.max(1 - weights, 0) || 0;
 }
 
-/** Which edges of a row are drawn, and what is left to a stub. */
+/** The edges of a row that are drawn, and the rest. */
 export function present(row: Row, choice: Choice): Presented {
   const { share, sinks, values, valued } = choice;
   let threads: Thread[] = row.edges.map((edge) => ({ ...edge, share: edge.weight }));
@@ -224,7 +224,7 @@ export function linesBetween(between: Between): Line[] {
           opacity: focus ? Math.min(1, 0.35 + share) : faint,
         });
       }
-      // What has no thread is a stub, as long as its share is large.
+      // The rest is a stub whose length is its share.
       const stub = hidden + rest;
       if (stub <= 0.01 || (focus && !on)) return;
       const opacity = on ? 0.95 : active ? 0.1 : 0.35;
@@ -235,14 +235,14 @@ export function linesBetween(between: Between): Line[] {
   return lines;
 }
 
-/** What each key gets from a query, the mean over some heads. */
+/** The mass of each key from a query, mean over some heads. */
 export function sharesOfKeys(count: number, rows: [head: number, row: Presented][]): Float64Array {
   const shares = new Float64Array(count);
   for (const { place, share } of together(rows)) shares[place] = share;
   return shares;
 }
 
-/** What each key gets from all queries on average, the mean over some heads.
+/** The mean mass of each key over all queries and some heads.
  *
  * exact: by head the sums over all weights, where they are known; else of the kept edges. */
 export function meanSharesOfKeys(
@@ -260,7 +260,7 @@ export function meanSharesOfKeys(
   return shares;
 }
 
-/** What each query gives to a key, the mean over some heads. */
+/** The mass of a key from each query, mean over some heads. */
 export function sharesOfQueries(
   count: number,
   shown: ReadonlyMap<number, Presented[]>,

@@ -20,7 +20,7 @@ export interface Tile {
 const single = new Float32Array(1);
 const bits = new Uint32Array(single.buffer);
 
-/** The least of the bits that stand for no number, infinity's, and those of NaN. */
+/** The bits of infinity, the smallest that are not a number, and those of NaN. */
 export const NONE = 0x7c00,
   NAN = 0x7e00;
 
@@ -43,7 +43,7 @@ export function whole(bits: number): number {
   return exponent ? (1 + mantissa / 1024) * 2 ** (exponent - 15) : mantissa * 2 ** -24;
 }
 
-/** A colour for each of the half-precision numbers from 0 to 1, and one for what is no number. */
+/** A colour for each half-precision number from 0 to 1, and one for NaN. */
 export function lookup(
   table: Uint32Array,
   to: (weight: number) => number,
@@ -128,7 +128,7 @@ export class Tiles {
     return null;
   }
 
-  /** Calls off what is on its way: another matrix is looked at. */
+  /** Cancels pending requests: another matrix is shown. */
   leave(): void {
     this.left.abort();
   }

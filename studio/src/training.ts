@@ -22,7 +22,7 @@ interface HistoryLayer {
   product_beyond?: boolean;
 }
 
-/** What a training that headloom.monitor watches has besides: see studio/training.py. */
+/** Measures of a training with headloom.monitor: see studio/training.py. */
 export interface Watched {
   steps: number[];
   layers: Record<WatchedMeasure, (number | null)[][]>[];
@@ -30,7 +30,7 @@ export interface Watched {
   notes: string[];
 }
 
-/** What is measured of a head at each step of a watched training. */
+/** The measures of a head at each step of a watched training. */
 export const WATCHED = {
   entropy: "entropy (nats)",
   largest_score: "largest score",
@@ -80,13 +80,13 @@ export class Training {
     return this.weights[layer]?.subarray(start, start + rows * columns) ?? null;
   }
 
-  /** What the picture of a head at a snapshot leaves out of its mass; null: next to nothing. */
+  /** The share of mass missing in the picture of a head at a snapshot; null: almost none. */
   leftOut(layer: number, head: number, snapshot: number): number | null {
     const share = this.description.layers[layer].left_out?.[snapshot][head] ?? 0;
     return share > 0.005 ? share : null;
   }
 
-  /** What the pictures of a snapshot leave out, in words. */
+  /** The mass missing in the pictures of a snapshot, in words. */
   unshown(snapshot: number): string {
     const heads = this.description.layers.flatMap((layer, number) =>
       Array.from({ length: layer.weights ? layer.shape[0] : 0 }, (_, head) =>
@@ -147,7 +147,7 @@ export class Training {
     return `${this.step(at)}${trained ? ": trained" : ""}`;
   }
 
-  /** What a head's tile shows at a snapshot: W_Q W_K^T, or the probe's attention. */
+  /** The picture of a head at a snapshot: W_Q W_K^T, or the probe's attention. */
   picture(layer: number, head: number, snapshot: number, product: boolean) {
     const { shape, product_size: size = 1 } = this.description.layers[layer];
     const [, rows, columns] = product ? [0, size, size] : shape;

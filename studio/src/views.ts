@@ -16,7 +16,7 @@ import Threads from "./views/Threads.svelte";
 import TrainingView from "./views/Training.svelte";
 
 export interface ViewEntry {
-  /** As links have it. */
+  /** The name in links. */
   name: string;
   title: string;
   /** The key that opens it. */
@@ -27,16 +27,16 @@ export interface ViewEntry {
   live?: boolean;
   /** Whether it shows the head that is chosen. */
   ofHead?: boolean;
-  /** Whether there is anything to see in it; left out: always. */
+  /** Whether it has content; default: always. */
   when?: (studio: Studio) => boolean;
-  /** What shows an example; */
+  /** The component of an example; */
   ofExample?: Component<{ studio: Studio; example: Example }>;
-  /** or what shows a training, where there is one. */
+  /** or the component of a training, where there is one. */
   ofTraining?: Component<{ studio: Studio; training: Training }>;
 }
 
-/** Whether there is a view in what is open. */
-export const isHere = (one: ViewEntry, studio: Studio): boolean =>
+/** Whether a view is available for the open collection. */
+export const isAvailable = (one: ViewEntry, studio: Studio): boolean =>
   one.live
     ? studio.source.live && (!one.when || one.when(studio))
     : Boolean(one.ofExample || studio.opening?.history);

@@ -1,4 +1,4 @@
-// Answers are heard only by what still wants them.
+// Promises whose results are ignored once they are no longer needed.
 
 /** Calls back with what a promise comes to, `found` or `failed`; what is returned stops both: what
  * an effect asked for is nobody's business once another head or text is shown, its failure too. */

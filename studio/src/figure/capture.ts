@@ -1,11 +1,10 @@
-// What a part of the page shows, as SVG: its boxes, its text as text, its drawings, and what its
-// canvases paint.
+// A part of the page as SVG: its boxes, its text as text, its drawings and canvases.
 
 import { element, escaped, paintingOf, pictureOf, SvgPen } from "./pen";
 
-/** What is not part of the picture: see .as-figure in style/media.css for what is not laid out. */
+/** Elements that are not exported: see also .as-figure in style/media.css. */
 const LEFT_OUT = ".unseen, .keys, .quiet, select, input, dialog";
-/** What an element of a drawing has from style sheets. */
+/** Properties that a drawing's elements take from style sheets. */
 const STYLES = [
   "fill",
   "fill-opacity",
@@ -51,7 +50,7 @@ export function captured(of: Element, from: Place): string {
   return opacity < 1 && content ? element("g", { opacity }, content) : content;
 }
 
-/** What a canvas paints, or its dots. */
+/** The painting of a canvas, or its pixels. */
 function canvasOf(canvas: HTMLCanvasElement, { width, height }: DOMRect, at: Place): string {
   const painted = paintingOf(canvas);
   if (!painted) return width && height ? pictureOf(canvas, { ...at, width, height }) : "";
@@ -138,7 +137,7 @@ function boxOf(style: CSSStyleDeclaration, box: DOMRect, { x, y }: Place): strin
   return parts.join("");
 }
 
-/** What is in a box that cuts off what does not fit. */
+/** The content of a box, clipped to it where it overflows. */
 function cutOff(
   of: Element,
   style: CSSStyleDeclaration,

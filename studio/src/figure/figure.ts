@@ -1,5 +1,4 @@
-// A view as a figure: what its stage shows, laid out for a width, with a title above and small
-// print below.
+// A view as a figure: its stage, laid out for a width, with a title above and small print below.
 
 import { tick } from "svelte";
 import { INKS, type Theme } from "../colour";
@@ -15,11 +14,11 @@ interface Drawn {
   height: number;
 }
 
-/** Room around what a figure holds; sizes of letters in pixels of 1/96 inch. */
+/** Padding of a figure; font sizes in pixels of 1/96 inch. */
 const EDGE = 12,
   TITLE = 13,
   SMALL = 9.4;
-/** Milliseconds between two looks whether a view has all that it shows, and looks at most. */
+/** Milliseconds between two checks that a view is complete, and checks at most. */
 const LOOK = 100,
   LOOKS = 300;
 
@@ -34,7 +33,7 @@ function linesOf(content: string, size: number, room: number, weight = 400): str
   return content ? lines : [];
 }
 
-/** What a figure shows and what made it. */
+/** The source of a figure, in small print. */
 function smallPrint(studio: Studio): string {
   const { opening, example } = studio;
   const parts = [opening?.title ?? ""];
@@ -50,7 +49,7 @@ function smallPrint(studio: Studio): string {
     .join(" · ");
 }
 
-/** What the figure's file is called: the trace, the view, and what of it is shown. */
+/** The name of a figure's file: the trace, the view, and the content. */
 export function figureName(studio: Studio, wide: string): string {
   const { opening, example, state } = studio;
   const parts = [opening?.title || "headloom"];
@@ -124,7 +123,7 @@ function drawnOf(
   written(title, TITLE, { "font-weight": 600 });
   written(note, SMALL, { fill: ink.faint });
   y += 10;
-  // The stage, and what of the panel says how its colours are read.
+  // The stage, and the colour scales of the panel.
   for (const one of [stage, ...root.querySelectorAll<HTMLElement>(".panel .ramp")]) {
     const own = one.getBoundingClientRect();
     parts.push(captured(one, { x: own.left - EDGE, y: own.top - y }));

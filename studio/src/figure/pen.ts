@@ -1,6 +1,5 @@
-// What paints: a canvas on the screen, or a figure as SVG. A view paints each of its pictures by
-// one function, which is kept beside the canvas: a figure calls it again, so that its lines stay
-// lines and its text stays text.
+// A pen paints on a canvas or writes SVG. A view paints each picture by one function, kept with its
+// canvas: a figure calls it again with an SVG pen, so that lines stay lines and text stays text.
 
 export type Pen = Pick<
   CanvasRenderingContext2D,
@@ -98,7 +97,7 @@ export const escaped = (text: string) =>
 /** A number with two decimals at most. */
 const short = (number: number) => String(Math.round(number * 100) / 100);
 
-/** An element as markup; what is undefined is left out. */
+/** An element as markup, without undefined attributes. */
 export function element(
   name: string,
   attributes: Record<string, string | number | undefined>,

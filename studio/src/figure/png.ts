@@ -1,4 +1,4 @@
-// How many dots an inch a PNG has: its chunk pHYs, which browsers do not write.
+// The resolution of a PNG: its chunk pHYs, which browsers do not write.
 
 /** The cyclic redundancy check of a chunk: ISO 3309, as the PNG specification has it. */
 function check(bytes: Uint8Array): number {
@@ -10,7 +10,7 @@ function check(bytes: Uint8Array): number {
   return (crc ^ 0xffffffff) >>> 0;
 }
 
-/** The same PNG with its dots an inch said. */
+/** The same PNG with a resolution in dots per inch. */
 export function withDots(png: Uint8Array<ArrayBuffer>, dots: number): Uint8Array<ArrayBuffer> {
   const chunk = new Uint8Array(21);
   const view = new DataView(chunk.buffer);

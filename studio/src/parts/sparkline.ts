@@ -14,7 +14,7 @@ export function fromTo(series: (number | null)[]): string {
   return `from ${numberWords(series[0])} to ${numberWords(series[series.length - 1])}`;
 }
 
-/** What stands at the ends of an axis of steps: the first, and the last where it is another. */
+/** Labels at the ends of an axis of steps: the first, and the last where it differs. */
 export const stepEnds = (first: number, last: number): string[] =>
   last > first ? [`step ${grouped(first)}`, grouped(last)] : [`step ${grouped(first)}`];
 
@@ -34,7 +34,7 @@ export function sparkline(series: (number | null)[], at: number, wide: number, h
   return { path: path ?? "", x: x(at), y: now === null ? null : y(now), ends: fromTo(series) };
 }
 
-/** Likewise along the steps of a training, on a logarithmic axis as the loss has it.
+/** The same along the steps of a training, on the logarithmic axis of the loss.
  *
  * The dot is at the last measure that is not after `now`, whose number is given too. */
 export function stepline(

@@ -11,7 +11,7 @@ const GAP = 10,
 export const APART = 28; // between groups, and between the parts of one
 export const TITLE = 46; // above a group: its name and the numbers of its columns
 
-/** Up to here, in pixels, a studio is narrow: its stage grows with what it holds, the page scrolls.
+/** Up to this width, in pixels, a studio is narrow: its stage grows with its content.
  * The style sheet's container queries say the same. */
 const NARROW = 900,
   PHONE = 560;
@@ -90,7 +90,7 @@ export function arrange(
           (sum, band) => sum + Math.max(...band.map((group) => Math.ceil(group.rows / split))),
           0,
         );
-        /** How high tiles may be that have what tiles of a size have under and between them. */
+        /** The height of tiles with the captions and gaps of a size. */
         const highest = (size: number) => {
           const { away, high: strip } = stripOf(size);
           const under = caption || away + strip + (size >= 20 ? 2 : 0);

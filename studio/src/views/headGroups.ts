@@ -20,7 +20,7 @@ export interface HeadGroup {
 export const headsOf = (layer: Layer): Cell[] =>
   Array.from({ length: layer.heads }, (_, head) => ({ layer: layer.number, head }));
 
-/** What layers of a kind do: one sentence, or one for each sequence. */
+/** The attention of a kind of layers in words, for each of its sequences. */
 export const notesOf = (kind: Kind, layers: { queries: string; keys: string }[]) =>
   [...new Set(layers.map(({ queries, keys }) => noteOf(kind, queries, keys)))].join("; ");
 
@@ -81,7 +81,7 @@ export function groupsInOrder(
   );
 }
 
-/** All heads in one group, in an order of their own; those that are alike stay as they are. */
+/** All heads in one group, sorted; equal heads keep their order. */
 export function groupInOrder(
   layers: Layer[],
   note: string,

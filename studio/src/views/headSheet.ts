@@ -94,7 +94,7 @@ interface Paint {
   line: string;
 }
 
-/** Paints a sheet on its canvas; what has not changed since stays as it is. */
+/** Paints a sheet on its canvas; repaints only what has changed. */
 export class SheetPainter {
   private readonly atlas = document.createElement("canvas");
   private before: (Pick<Paint, "sheet" | "table" | "strip"> & { ratio: number }) | null = null;
@@ -194,7 +194,7 @@ function paintStrips(pen: Pen, { sheet, strip }: Paint, cells: Placed[]): void {
   }
 }
 
-/** What a reader hears of a head, and what stands below its tile. */
+/** The label of a head for screen readers, and the caption of its tile. */
 export interface Shown extends Cell {
   label: string;
   words: string;
@@ -203,7 +203,7 @@ export interface Shown extends Cell {
 /** The buttons of a sheet: one for each head, put up at once, as thousands of them may be. */
 export class SheetButtons {
   private readonly buttons: HTMLButtonElement[] = [];
-  private readonly told: Shown[] = [];
+  private readonly labelled: Shown[] = [];
   private sheet: Sheet | null = null;
 
   constructor(private readonly box: HTMLElement) {}
@@ -227,8 +227,8 @@ export class SheetButtons {
         button.style.left = `${sheet.cells[n].x}px`;
         button.style.top = `${sheet.cells[n].y}px`;
       }
-      const before = fresh ? null : this.told[n];
-      this.told[n] = one;
+      const before = fresh ? null : this.labelled[n];
+      this.labelled[n] = one;
       if (before?.layer !== one.layer || before.head !== one.head)
         button.dataset.cell = `${one.layer}.${one.head}`;
       if (before?.label !== one.label) button.ariaLabel = one.label;

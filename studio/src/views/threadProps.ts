@@ -1,4 +1,4 @@
-// What the ways to draw threads are given: of a short text, of a long one, and in words.
+// Props shared by the threads of short texts, of long texts, and their panel.
 
 import type { Layer } from "../description";
 import type { Example, Row, Sums } from "../model";
@@ -12,7 +12,7 @@ export interface ThreadProps {
   chosen: number[];
   query: number;
   key: number;
-  /** By head all rows of a short text; of a long one the row in question alone. */
+  /** By head all rows of a short text; for a long one only the selected row. */
   rows: ReadonlyMap<number, Row[]>;
   sinks: Set<number> | null;
   /** The exact sums, where they are known. */
@@ -21,12 +21,12 @@ export interface ThreadProps {
   choice: (head: number, row: number) => Choice;
 }
 
-/** By head the rows that look at the token in question. */
+/** By head the rows that look at the selected token. */
 export type QueriesOfKey = Map<number, { row: number; weight: number }[]>;
 
 type Place = { query?: number; key?: number };
 
-/** How a word is pointed at, or kept. */
+/** Functions that point at a word, or pin it. */
 export interface Pointing {
   point: (change: Place) => void;
   lock: (change: Place) => void;
