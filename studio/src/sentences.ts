@@ -106,8 +106,8 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   const bar = roleBar(heads, layer.number, head);
   if (bar) {
     const [random, deviation] = bar.random?.map((number) => number.toFixed(3)) ?? [];
-    const chance = random && ` Random weights with the same entropy: ${random} ± ${deviation}.`;
-    return `${looks}: mean weight ${minus(bar.value, 3)}.${chance ?? ""}`;
+    const chance = random && ` (random weights: ${random} ± ${deviation})`;
+    return `${looks}: mean weight ${minus(bar.value, 3)}${chance ?? ""}.`;
   }
   const broad = measureOf(heads, layer.number, head, "broad");
   if (broad === null) return `${looks}.`;

@@ -55,8 +55,8 @@ test("axes: measures that apply to some head", () => {
 describe("a head in a sentence", () => {
   test("with a role that is a measure", () => {
     expect(sentenceOf(heads, layer, 0)).toBe(
-      "Each token looks at the one before it: mean weight 0.875. " +
-        "Random weights with the same entropy: 0.125 ± 0.010.",
+      "Each token looks at the one before it: mean weight 0.875 " +
+        "(random weights: 0.125 ± 0.010).",
     );
     expect(roleBar(heads, 0, 0)?.name).toBe("previous");
   });
