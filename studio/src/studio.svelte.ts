@@ -86,7 +86,7 @@ export class Studio {
     const { steps, state } = this.training?.description ?? {};
     if (this.example?.description.name !== PROBE || !steps?.length) return "";
     const so = state === "training" ? " so far" : "";
-    return `after step ${grouped(steps[steps.length - 1])}, the last${so}`;
+    return `after step ${grouped(steps[steps.length - 1])} (last snapshot${so})`;
   }
 
   /** The heads drawn as threads. */

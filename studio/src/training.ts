@@ -209,8 +209,12 @@ export function trainingSentence(
   const says = [`Since the first snapshot, W_Q W_Kᵀ has ${normChange(first, now)}`];
   const rank = training.series(layer, head, "effective_rank");
   const [before, after] = [rank?.[0], rank?.[at]];
-  if (before != null && after != null)
-    says.push(`its effective rank went from ${before.toFixed(1)} to ${after.toFixed(1)}`);
+  if (before != null && after != null) {
+    const [start, end] = [before.toFixed(1), after.toFixed(1)];
+    says.push(
+      `its effective rank ${start === end ? `stayed ${end}` : `went from ${start} to ${end}`}`,
+    );
+  }
   const symmetry = training.series(layer, head, "symmetry")?.[at];
   if (symmetry != null)
     says.push(`its symmetry is ${minus(symmetry, 2)} (random: 0, symmetric: 1)`);

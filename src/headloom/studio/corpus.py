@@ -27,7 +27,6 @@ TEXTS = 5000
 _HELD, _PATIENCE = 4, 0.4
 #: Tokens shown around an edge, and between its ends at most.
 _AROUND, _BETWEEN = 5, 24
-#: Problems that are listed.
 _PROBLEMS = 3
 
 
@@ -92,7 +91,7 @@ class Corpus:
                 "bounds": results.bounds,
                 "quantiles": list(QUANTILES),
                 "exemplars": [
-                    self._shown(one, layer) for one in results.exemplars(head, sinks=sinks)
+                    self._shown(edge, layer) for edge in results.exemplars(head, sinks=sinks)
                 ],
                 "spreads": {
                     name: dataclasses.asdict(spread)
@@ -131,19 +130,20 @@ class Corpus:
                 reading.problems.append(f"{name}: {type(error).__name__}: {error}")
             reading.next += 1
 
-    def _shown(self, one: Exemplar, layer: int) -> JsonObject:
-        """Return an exemplar with the tokens around both its ends."""
-        of_layer = self._examples[one.text].trace.layers[layer]
-        queries, keys = shown(of_layer.query_tokens), shown(of_layer.key_tokens)
-        first, last = sorted((one.query, one.key))
-        if of_layer.queries_from == of_layer.keys_from and last - first <= _BETWEEN:
+    def _shown(self, exemplar: Exemplar, layer: int) -> JsonObject:
+        """Return an exemplar with the tokens around both ends."""
+        trace_layer = self._examples[exemplar.text].trace.layers[layer]
+        queries, keys = shown(trace_layer.query_tokens), shown(trace_layer.key_tokens)
+        first, last = sorted((exemplar.query, exemplar.key))
+        if trace_layer.queries_from == trace_layer.keys_from and last - first <= _BETWEEN:
             pieces = {"both": _piece(queries, first, last)}
         else:
-            ends = ("query", queries, one.query), ("key", keys, one.key)
+            ends = ("query", queries, exemplar.query), ("key", keys, exemplar.key)
             pieces = {name: _piece(tokens, at, at) for name, tokens, at in ends}
         return {
-            "example": one.text, "name": self._examples[one.text].name, "query": one.query,
-            "key": one.key, "weight": one.weight, "score": one.score, "pieces": pieces,
+            "example": exemplar.text, "name": self._examples[exemplar.text].name,
+            "query": exemplar.query, "key": exemplar.key, "weight": exemplar.weight,
+            "score": exemplar.score, "pieces": pieces,
         }  # fmt: skip
 
 

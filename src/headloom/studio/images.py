@@ -24,13 +24,13 @@ _NAMED, _MOST = 8, 128
 
 def patches(trace: TraceData) -> JsonObject:
     """Return by sequence the row, column and image of each token; -1: not a patch."""
-    found: dict[str, JsonObject] = {}
+    sequences: dict[str, JsonObject] = {}
     for name in trace.sequences:
         if has_patches(trace, name):
             known = trace.positions[name]
-            found[name] = {side: list(known[side]) for side in ("rows", "columns")}
-            found[name]["images"] = list(known["images"]) if "images" in known else None
-    return {"sequences": found, "images": len(trace.images)}
+            sequences[name] = {side: list(known[side]) for side in ("rows", "columns")}
+            sequences[name]["images"] = list(known["images"]) if "images" in known else None
+    return {"sequences": sequences, "images": len(trace.images)}
 
 
 def looks(
@@ -38,29 +38,29 @@ def looks(
 ) -> JsonObject:
     """Return the map of a row, its mass and the strongest patches, or the `problem`."""
     # Copies of the layers, so that their arrays can be freed.
-    own = dataclasses.replace(trace, layers=tuple(map(dataclasses.replace, trace.layers)))
+    copy = dataclasses.replace(trace, layers=tuple(map(dataclasses.replace, trace.layers)))
     # Without a text, the patches cover the whole picture, whatever its size.
-    of_pixels = "images" in own.positions.get(own.layers[number].keys_from, {})
+    of_pixels = "images" in copy.positions.get(copy.layers[number].keys_from, {})
     image, size = (image, size) if of_pixels else (0, None)
     try:
-        seen = image_map(own, number, head, query, number=image, size=size)
+        result = image_map(copy, number, head, query, number=image, size=size)
     except DataError:
         raise
     except InputError as error:
         return {"problem": str(error)}
-    weights = _pooled(seen.weights) if of_pixels else seen.weights
+    weights = _pooled(result.weights) if of_pixels else result.weights
     rows, columns = weights.shape
-    best = sorted(seen.patches, key=lambda patch: -patch[4])[:_NAMED]
+    best = sorted(result.patches, key=lambda patch: -patch[4])[:_NAMED]
     cleaned: JsonObject = finite(
         {
             "problem": None,
             "rows": rows,
             "columns": columns,
             "weights": [few_digits(weight, 7) for weight in weights.flatten().tolist()],
-            "mass": seen.mass,
-            "outside": seen.outside,
-            "pixels": list(seen.weights.shape) if of_pixels else None,
-            "of_original": seen.of_original,
+            "mass": result.mass,
+            "outside": result.outside,
+            "pixels": list(result.weights.shape) if of_pixels else None,
+            "of_original": result.of_original,
             "best": [[at, row, column, weight] for at, _, row, column, weight in best],
         }
     )

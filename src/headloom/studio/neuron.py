@@ -144,27 +144,27 @@ class Neurons:
                 numbers = model(layer.name)
             except HeadloomError as error:
                 closed = str(error)
-        found: JsonObject = {
+        result: JsonObject = {
             "steps": _steps(layer, row, numbers, without, closed if numbers is None else None),
             "x": None, "q": None, "turned": _turned(layer, numbers),
             "values": None, "z": None, "z_difference": None, "part": None,
         }  # fmt: skip
         if numbers is not None:
-            found["x"] = numbers.queries_from[query].tolist()
+            result["x"] = numbers.queries_from[query].tolist()
             if numbers.projected is not None:
-                found["q"] = numbers.projected[head, query].tolist()
+                result["q"] = numbers.projected[head, query].tolist()
             values = numbers.values[head // (layer.heads // len(numbers.values))].double()
-            z = own = numbers.output[head, query].double()
+            z = model_z = numbers.output[head, query].double()
             if row is not None:
-                found["values"] = values[row.strongest(LISTED, key)].tolist()
+                result["values"] = values[row.strongest(LISTED, key)].tolist()
                 if not numbers.shifted:
                     z = row.weights @ values
-                    found["z_difference"] = float((z - own).abs().max()) if len(z) else 0.0
-            found["z"] = z.tolist()
+                    result["z_difference"] = float((z - model_z).abs().max()) if len(z) else 0.0
+            result["z"] = z.tolist()
             if numbers.W_O is not None:
-                found["part"] = (z @ numbers.W_O[head].double()).tolist()
-        whole: JsonObject = finite(found)
-        return whole
+                result["part"] = (z @ numbers.W_O[head].double()).tolist()
+        cleaned: JsonObject = finite(result)
+        return cleaned
 
 
 def _depth(layer: TraceLayer) -> int | None:
