@@ -220,8 +220,6 @@ def draw_of_data(name: str, data: Path, folder: Path, path: Path) -> None:
 def draw_eviction(file: Path, path: Path, tokens: int = 4096) -> None:
     """What docs/eviction.md shows: the first tokens of a file, and a policy of its own."""
     from headloom.analysis.eviction.policies import POLICIES
-    from headloom.studio.pictures.canvas import save_picture
-    from headloom.studio.pictures.eviction import eviction
     from headloom.tracing.pretrained import load_pretrained
 
     def short_keys(prompt: Any, budget: int) -> torch.Tensor:
@@ -230,8 +228,7 @@ def draw_eviction(file: Path, path: Path, tokens: int = 4096) -> None:
     model, tokenizer = load_pretrained("smollm2")
     ids = tokenizer(file.read_text("utf-8")[: 8 * tokens])["input_ids"][:tokens]
     trace = headloom.trace(model, torch.tensor([ids]), tokenizer=tokenizer)
-    found = trace.evict(budget=[0.05, 0.2, 0.5], policy=[*POLICIES, short_keys])
-    save_picture(eviction(found, 1), path)
+    trace.evict(budget=[0.05, 0.2, 0.5], policy=[*POLICIES, short_keys]).draw(path, budget=1)
 
 
 def draw_alignment(trained: str, folder: Path, path: Path) -> None:

@@ -180,13 +180,9 @@ def canvas(images: NDArray[np.uint8], left: int, right: int, *, picks_left: bool
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """An image, and where some of its places look.
+    """An image, 0 (the ground) to 1 (ink), and the weights on it, (rows, columns) of the keys.
 
-    image: (rows, columns), 0 (the ground) to 1 (ink).
-    weights: (rows, columns) of the keys' grid, the mean over these places.
-    asked: where they lie, in pixels: first row, first column, rows, columns; None: nowhere, as the
-        class token.
-    title: above it.
+    asked: the places that look, in pixels: first row, first column, rows, columns; None: a token.
     """
 
     image: NDArray[Any]
@@ -231,12 +227,9 @@ def grid(known: JsonObject) -> tuple[int, int, int]:
 
 @picture
 def places(page: Page, looks: list[Look], *, title: str = "", caption: str = "") -> NDArray[Any]:
-    """Images below each other, each with the weights that some of its places give to the others.
+    """Weights as the ground, images the ink on it, on one scale.
 
-    The weights are the ground, the image the ink on it, the places that look are framed. The scale
-    of weights is one for all: to the largest, or to nine times that of an even row where none is so
-    large, so that an even row is faint.
-
+    It goes to nine times an even row at least, so that an even row is faint.
     """
     rows, columns = looks[0].image.shape
     wide = page.fits(WIDE, (2 * MARGIN, 1))

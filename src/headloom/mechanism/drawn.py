@@ -6,6 +6,8 @@ This floor finds them by name and imports neither, as pandas finds what it plots
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 from headloom.errors import Hints, installing, optional_package
@@ -19,11 +21,13 @@ class Drawn(Hints):
 
     _elsewhere = dict.fromkeys(("to_frame", "to_dataframe", "to_df"), "to_pandas()")
 
+    def draw(self, path: Path | str, **options: object) -> None:
+        """Write what `plot` draws, with its options, as .png, .svg or .pdf."""
+        _pictures("draw").draw(self, path, **options)
+
     def _plot(self, picture: str, *args: object, **options: object) -> Any:
         """Draw a picture of `headloom.studio.pictures`; see `plot` there."""
-        with optional_package("plot", installing("pictures")):
-            pictures = import_module("headloom.studio.pictures")
-        return pictures.plot(picture, *args, **options)
+        return _pictures("plot").plot(picture, *args, **options)
 
     def _repr_mimebundle_(self, **kwargs: object) -> Bundle:
         """What a notebook shows: see `headloom.studio.notebook`."""
@@ -39,6 +43,12 @@ class Drawn(Hints):
         return import_module("headloom.studio.notebook").display(self)
 
 
+def _pictures(asker: str) -> ModuleType:
+    """The module of pictures. Raises: InputError: matplotlib is not installed."""
+    with optional_package(asker, installing("pictures")):
+        return import_module("headloom.studio.pictures")
+
+
 class Plotted(Drawn):
     """Mixin of classes of which there is one thing to draw."""
 
@@ -46,16 +56,5 @@ class Plotted(Drawn):
     _picture: ClassVar[str]
 
     def plot(self, ax: object = None, width: float | None = None, **options: object) -> Any:
-        """Draw it.
-
-        Args:
-            ax: axes to draw into, or a figure to fill; None: a new figure, which a notebook and
-                ``pyplot.show()`` show.
-            width: of a new figure, in millimetres; its height follows.
-            options: of the cells, as `matplotlib.axes.Axes.imshow` has them, or of lines, as
-                `matplotlib.axes.Axes.plot`.
-
-        Returns: the axes; or an array of them, where there are several.
-        Raises: InputError: matplotlib is not installed.
-        """
+        """Draw it; ax, width and options: see `headloom.TraceLayer.plot`."""
         return self._plot(self._picture, self, ax=ax, width=width, **options)

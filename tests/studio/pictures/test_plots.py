@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -94,7 +95,7 @@ def test_a_saved_notebook_keeps_a_picture(objects: Made, name: str) -> None:
     assert not pyplot.get_fignums()
 
 
-def test_a_head_is_the_callers_to_change(pair_trace: headloom.Trace) -> None:
+def test_a_head_is_the_callers_to_change(pair_trace: headloom.Trace, tmp_path: Path) -> None:
     _, axes = pyplot.subplots()
     assert pair_trace.plot(0, 2, ax=axes, cmap="viridis", vmax=0.5) is axes
     (image,) = axes.images
@@ -102,6 +103,9 @@ def test_a_head_is_the_callers_to_change(pair_trace: headloom.Trace) -> None:
     np.testing.assert_allclose(image.get_array(), pair_trace[0, 2].weights, atol=1e-6)
     axes.set_title("mine")
     assert axes.get_title() == "mine"
+    pair_trace[0, 2].draw(tmp_path / "head.png", width=60)
+    with Image.open(tmp_path / "head.png") as file:
+        assert file.width == pytest.approx(60 / 25.4 * 200, abs=1)
     with pytest.raises(headloom.InputError, match="head=1 of no layer"):
         pair_trace.plot(head=1)
     # What fails leaves no figure.

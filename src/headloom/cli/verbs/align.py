@@ -8,7 +8,6 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.drawing import draw
 from headloom.cli.output import (
     cell,
     print_json,
@@ -76,7 +75,7 @@ def align(
         )  # fmt: skip
     result.save(output)
     if picture is not None:
-        draw(result, picture)
+        result.draw(picture)
     rows = [[str(head), cell("score", value)] for head, value in result.table[:limit]]
     print_table(["head", result.measure], rows, left=("head",))
     print(*result.notes, sep="\n")

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 import headloom
-from headloom.cli.drawing import draw
 from headloom.cli.options import AsCsv, AsJson, TracePath, is_picture
 from headloom.cli.output import print_frame, print_json, progress_bar, records
 
@@ -53,7 +52,7 @@ def evict(
         )
     table = result.to_pandas(by)
     if picture is not None:
-        draw(result, picture)
+        result.draw(picture)
     print_frame(table, as_csv)
     if as_csv:
         return

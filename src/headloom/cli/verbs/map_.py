@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 import headloom
-from headloom.cli.drawing import draw
 from headloom.cli.options import AsJson, LayerName, TracePath
 from headloom.cli.output import print_json, records, working
 
@@ -34,7 +33,7 @@ def map_(
     place = int(token) if token.removeprefix("-").isdecimal() else token
     with working("drawing"):
         seen = headloom.image_map(path, layer, head, place, image=image, number=number)
-        draw(seen, output)
+        seen.draw(output)
     print(f"{seen} Picture: {output}")
     if as_json:
         content = {

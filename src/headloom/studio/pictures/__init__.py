@@ -6,6 +6,7 @@ knows, and `save_picture` writes it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -22,8 +23,8 @@ from headloom.studio.pictures.images import word_map
 from headloom.studio.pictures.masses import Weights
 
 __all__ = [
-    "PRODUCT", "WEIGHTS", "alignment", "changes", "curves", "eviction", "figure_of", "head_or_all",
-    "heads", "history", "links", "plot", "save_picture", "snapshots", "word_map",
+    "PRODUCT", "WEIGHTS", "alignment", "changes", "curves", "draw", "eviction", "figure_of",
+    "head_or_all", "heads", "history", "links", "plot", "save_picture", "snapshots", "word_map",
 ]  # fmt: skip
 
 
@@ -43,6 +44,13 @@ def plot(name: str, *args: Any, ax: Axes | Figure | None = None, **options: Any)
     except BaseException:
         pyplot.close(figure)
         raise
+
+
+def draw(what: Any, path: Path | str, **options: Any) -> None:
+    """Write what ``what.plot()`` draws to a file; pyplot never knows the figure."""
+    figure = Figure()
+    what.plot(ax=figure, **options)
+    save_picture(figure, path)
 
 
 def head_or_all(what: Weights, head: int | None, **options: Any) -> Axes | Array:
