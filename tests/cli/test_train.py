@@ -68,7 +68,9 @@ def test_a_file_gives_the_same_bits_by_the_command(headloom_main: Command) -> No
     headloom.train(settings, run="object")
     sizes = {"model": dict(settings.model), "task": dict(settings.task)}
     headloom.train(sizes, run="dict", **dict(settings.training))
-    for other in ("runs/mine", "object", "dict"):
+    parts = headloom.TrainingConfig(**dict(settings.training))
+    headloom.train(parts, run="section", task=settings.task, model=settings.model)
+    for other in ("runs/mine", "object", "dict", "section"):
         assert_same(Path("command"), Path(other))
     outcome = printed.json()
     assert outcome | {"run": "", "train_seconds": 0} == run.outcome | {

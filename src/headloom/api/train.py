@@ -11,12 +11,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from headloom.api.launch import launch
 from headloom.api.run import Run
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject
+from headloom.formats.files import JsonMapping, JsonObject
 from headloom.formats.run import RunFolder, is_free, is_run
 from headloom.models.dense import why_not_here
 from headloom.training import loop
@@ -46,7 +45,7 @@ def train(
     overrides: Sequence[str] | None = None,
     callbacks: Sequence[Callback | Callable[[JsonObject], object]] = (),
     processes: int = 1,
-    **settings: Any,
+    **settings: object,
 ) -> Run:
     """Train a model, continue a run that was stopped, or extend one.
 
@@ -79,15 +78,15 @@ def train(
 
     Raises: HeadloomError: the data cannot be used, a key is unknown, the folder holds another run.
     """
-    settings = habitual(settings)
-    run = settings.pop("run", run)
+    named = habitual(settings)
+    run = named.pop("run", run)
     content, kept, data = _read(config, data)
     source = str(config) if isinstance(config, str | Path) and config is not data else "train"
     content = overridden(sections_of(content), overrides or ())
-    plan = _plan(content, data, settings, f"{source} with --set" if overrides else source)
+    plan = _plan(content, data, named, f"{source} with --set" if overrides else source)
     if run is None:
-        named = isinstance(config, str | Path) and (config is not data or is_path(config))
-        stem = Path(str(config).removesuffix(".gz")).stem if named else plan.kind
+        is_file = isinstance(config, str | Path) and (config is not data or is_path(config))
+        stem = Path(str(config).removesuffix(".gz")).stem if is_file else plan.kind
         run = kept or plan.free(Path("runs") / stem)
     folder = Path(run)
     fitted = plan.config(folder)
@@ -115,7 +114,7 @@ class _Plan:
 
     content: JsonObject
     data: Gathered | None
-    settings: Mapping[str, Any]
+    settings: JsonMapping
     source: str
 
     @property
@@ -178,7 +177,7 @@ class _Plan:
                         path.rmdir()
 
 
-def _plan(content: JsonObject, data: object, settings: dict[str, Any], source: str) -> _Plan:
+def _plan(content: JsonObject, data: object, settings: JsonObject, source: str) -> _Plan:
     """The sections of a configuration and of keywords together, and the data for its task."""
     own = {name: settings.pop(name) for name in SECTIONS if name in settings}
     for name, section in sections_of(own).items():
@@ -230,9 +229,9 @@ def _launch(config: RunConfig, folder: Path, processes: int) -> None:
 def _read(config: object, data: object) -> tuple[JsonObject, Path | None, object]:
     """The sections of a configuration, the run that it is of, and the data."""
     if isinstance(config, TrainingConfig):
-        return {"training": config}, None, data
+        config = {"training": config}
     if isinstance(config, RunConfig):
-        return config.model_dump(mode="json"), None, data
+        config = dict(config)
     if isinstance(config, Mapping) and config and set(config) <= set(SECTIONS):
         return dict(config), None, data
     if isinstance(config, str | Path) and is_run(config):

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -156,13 +155,13 @@ def _of_texts(parts: Mapping[str, Sequence[str]], numbers: Sequence[Sequence[str
     )
 
 
-def _npz(**arrays: Any) -> bytes:
+def _npz(**arrays: np.ndarray) -> bytes:
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # one of them is no "allow_pickle"
     return buffer.getvalue()
 
 
-def _of_graph(data: Any) -> Gathered:
+def _of_graph(data: object) -> Gathered:
     """A `Data` of PyTorch Geometric."""
     names = ("edge_index", "x", "y", "train_mask", "val_mask", "test_mask")
     arrays = {n: np.asarray(own) for n in names if (own := getattr(data, n, None)) is not None}

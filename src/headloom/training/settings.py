@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import BaseModel
 
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject
+from headloom.formats.files import JsonMapping, JsonObject
 from headloom.training.config import TrainingConfig, kinds
 from headloom.training.sections import TaskSection
 from headloom.training.tasks.language import BLOCK
@@ -42,7 +41,7 @@ _OTHERS = {
 _NAMES = {other: name for name, others in _OTHERS.items() for other in others.split()}
 
 
-def sections_of(content: Mapping[str, Any]) -> JsonObject:
+def sections_of(content: JsonMapping) -> JsonObject:
     """A configuration whose sections are dicts; a section that is a text is its kind.
 
     >>> sections_of({"task": "classification", "model": "classifier"})
@@ -51,7 +50,8 @@ def sections_of(content: Mapping[str, Any]) -> JsonObject:
     result: JsonObject = {}
     for name, section in content.items():
         if isinstance(section, BaseModel):
-            section = section.model_dump(mode="json", exclude_unset=True)
+            kind = {"kind": section.kind} if hasattr(section, "kind") else {}
+            section = section.model_dump(mode="json", exclude_unset=True) | kind
         if isinstance(section, str):  # a model that is no kind is a folder of Transformers
             folder = name == "model" and section not in kinds("model")
             section = {"folder" if folder else "kind": section}
@@ -62,9 +62,9 @@ def sections_of(content: Mapping[str, Any]) -> JsonObject:
     return result
 
 
-def habitual(settings: Mapping[str, object]) -> dict[str, Any]:
+def habitual(settings: JsonMapping) -> JsonObject:
     """Settings by the names of headloom's keys. Raises: InputError: one is there twice."""
-    result: dict[str, Any] = {}
+    result: JsonObject = {}
     for name, value in settings.items():
         key = _NAMES.get(name, name)
         if key in result:
@@ -81,7 +81,7 @@ def habitual(settings: Mapping[str, object]) -> dict[str, Any]:
     return result
 
 
-def routed(content: JsonObject, settings: Mapping[str, Any]) -> JsonObject:
+def routed(content: JsonObject, settings: JsonMapping) -> JsonObject:
     """A configuration with settings in it, each in the section that has its key.
 
     Args: content: sections as dicts; settings: by headloom's names, or "section.key".
