@@ -70,9 +70,9 @@ def _received(graph: AttentionGraph) -> Interval:
         return Interval(lower, lower)
     mass, largest = left_out(graph), largest_left_out(graph)
     # Upper bound: every row gives l_i to each key that it did not keep.
-    there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
+    places = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
     known = largest.new_zeros(len(largest), graph.length + 1)
-    known.scatter_add_(-1, there, largest[..., None].expand(graph.keys.shape).flatten(-2))
+    known.scatter_add_(-1, places, largest[..., None].expand(graph.keys.shape).flatten(-2))
     others = (largest.sum(-1, keepdim=True) - known[..., :-1]).clamp(min=0)
     return Interval(lower, lower + torch.minimum(others, mass.sum(-1, keepdim=True)))
 

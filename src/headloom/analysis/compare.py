@@ -157,8 +157,8 @@ def compare(
     edge_table.attrs["layers"] = layers
     differ = sum(a != b for a, b in pairs), len(pairs)
     notes = [note for trace in (first, second) if (note := in_half_precision(trace.layers))]
-    said = f"{differ[0]} of {differ[1]} tokens differ. {first_difference(first, second)}".rstrip()
-    result = Comparison(table, edge_table, differ, (*dict.fromkeys(notes), said))
+    line = f"{differ[0]} of {differ[1]} tokens differ. {first_difference(first, second)}".rstrip()
+    result = Comparison(table, edge_table, differ, (*dict.fromkeys(notes), line))
     return replace(result, notes=(*result.notes, _verdict(result)))
 
 
@@ -217,11 +217,11 @@ def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]
 
     Raises: InputError: no such layers, or a pair with other heads or numbers of tokens.
     """
-    there = {(layer.kind, layer.index): number for number, layer in enumerate(second.layers)}
+    numbers = {(layer.kind, layer.index): number for number, layer in enumerate(second.layers)}
     pairs = [
-        (number, there[layer.kind, layer.index])
+        (number, numbers[layer.kind, layer.index])
         for number, layer in enumerate(first.layers)
-        if (layer.kind, layer.index) in there
+        if (layer.kind, layer.index) in numbers
     ]
     for number, other in pairs:
         _check_shapes(first.layers[number], second.layers[other])
@@ -282,11 +282,11 @@ def variation_of_edges(first: AttentionGraph, second: AttentionGraph) -> tuple[T
     for graph, other in ((first, second), (second, first)):
         largest = largest_left_out(other)
         for head in range(heads):
-            there, weight = in_the_other(graph, other, head)
+            shared, weight = in_the_other(graph, other, head)
             weights = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
             # An edge that both kept is counted twice.
-            both = torch.where(there, (weights - weight).abs() / 2, 0).sum(-1)
-            alone = torch.where(there, 0, weights)
+            both = torch.where(shared, (weights - weight).abs() / 2, 0).sum(-1)
+            alone = torch.where(shared, 0, weights)
             least[head] += both + (alone - largest[head, :, None]).clamp(min=0).sum(-1)
             most[head] += both + alone.sum(-1)
     return least.clamp(max=2).mean(-1) / 2, most
@@ -294,14 +294,14 @@ def variation_of_edges(first: AttentionGraph, second: AttentionGraph) -> tuple[T
 
 def in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tuple[Tensor, Tensor]:
     """Return whether each edge of one graph is kept in the other too, and its weight there."""
-    there, weights = [], []
+    shared, weights = [], []
     for start in range(0, max(1, graph.keys.shape[1]), 256):
         rows = slice(start, start + 256)
         keys, others = graph.keys[head, rows, :, None], other.keys[head, rows, None, :]
         same = (keys == others) & (keys >= 0)
-        there.append(same.any(-1))
+        shared.append(same.any(-1))
         weights.append((same * other.weights[head, rows, None, :]).sum(-1).double())
-    return torch.cat(there), torch.cat(weights)
+    return torch.cat(shared), torch.cat(weights)
 
 
 def changed_edges(
@@ -318,10 +318,10 @@ def changed_edges(
     """
     changes = []
     for layer, other, name in ((first, second, "after"), (second, first, "before")):
-        there, weight = in_the_other(layer.graph, other.graph, head)
+        shared, weight = in_the_other(layer.graph, other.graph, head)
         kept = layer.graph.keys[head] >= 0
         if name == "before":  # count edges that both kept once
-            kept = kept & ~there
+            kept = kept & ~shared
         weights = layer.graph.weights[head].double()
         largest = largest_left_out(other.graph)[head][:, None].expand_as(weights)
         matrix = None if exact is False else other.matrix
@@ -331,7 +331,7 @@ def changed_edges(
             if matrix is None
             else torch.maximum(weights, largest - weights)
         )
-        change = torch.where(there, (weights - weight).abs(), least)
+        change = torch.where(shared, (weights - weight).abs(), least)
         # NaN is not a change.
         change = torch.where(kept, change, 0).nan_to_num(0).flatten()
         count = min(wanted + (0 if matrix is None else _LOOKED_UP), int((change > 0).sum()))
@@ -339,7 +339,7 @@ def changed_edges(
             query, slot = divmod(place, weights.shape[1])
             key = int(layer.graph.keys[head, query, slot])
             value, unkept = float(weight[query, slot]), ""
-            if not there[query, slot] and float(largest[query, slot]) > 0:
+            if not shared[query, slot] and float(largest[query, slot]) > 0:
                 value = float(largest[query, slot] if matrix is None else matrix[head, query, key])
                 unkept = name if matrix is None else ""
             ends = float(weights[query, slot]), value

@@ -137,7 +137,9 @@ def image_map(
         opened = open_image(Path(image)) if isinstance(image, str | Path) else image
         shot = np.moveaxis(image_array(opened), 0, -1)
         size = shot.shape[0], shot.shape[1]
-    fitting = [i for i, each in enumerate(trace.layers) if has_patches(trace, each.keys_from)]
+    fitting = [
+        i for i, candidate in enumerate(trace.layers) if has_patches(trace, candidate.keys_from)
+    ]
     if not fitting:
         raise InputError(
             "image_map: no token of this trace is known to be a part of an image. Give "
@@ -192,8 +194,8 @@ def _row(source: Source, heads: range, query: int) -> Tensor:
     if isinstance(source, AttentionGraph):
         row = torch.zeros(source.length, dtype=torch.float64)
         for head in heads:
-            there = source.keys[head, query] >= 0
-            row[source.keys[head, query][there]] += source.weights[head, query][there].double()
+            is_edge = source.keys[head, query] >= 0
+            row[source.keys[head, query][is_edge]] += source.weights[head, query][is_edge].double()
         return row / len(heads)
     rows = [source[head, query : query + 1, :].double()[0] for head in heads]
     return torch.stack(rows).mean(0)

@@ -109,13 +109,13 @@ def _columns(layer: TraceLayer, by: str, exact: bool | None, exact_rank: int) ->
         return {f"{measure}_key": keys, f"{measure}_token": [tokens[key] for key in keys]}
 
     source = weights_of(layer, exact)
-    got = received(source).double()
-    got = got.sum(0, keepdim=True) if together else got
+    mass = received(source).double()
+    mass = mass.sum(0, keepdim=True) if together else mass
     is_short = max(layer.shape[1:]) <= exact_rank
     columns |= {
         "entropy": rows(layer.graph.entropy.double().mean(-1)),
-        **highest("received", got),
-        "received_share": (got.amax(-1) / got.sum(-1).clamp(min=1e-300)).tolist(),
+        **highest("received", mass),
+        "received_share": (mass.amax(-1) / mass.sum(-1).clamp(min=1e-300)).tolist(),
         "hitters": heavy_hitters(source, together=together).count.tolist(),
         "rank": rows(energy_rank(source)) if is_short else math.nan,
         "rest": 0.0,
@@ -160,10 +160,12 @@ def rollout(
     """
     layers, queries, keys, _ = rollouts.chosen_layers(trace, kind)
     with warnings.catch_warnings(action="ignore"):  # of skipped layers, which are in the notes
-        asked = rollouts.rollout_columns if reached else rollouts.rollout_rows
-        result = asked(trace, token, kind=kind, exact=exact)
+        measure = rollouts.rollout_columns if reached else rollouts.rollout_rows
+        result = measure(trace, token, kind=kind, exact=exact)
     ends = queries, keys
-    own, others = (shown(trace.sequences[name]) for name in (reversed(ends) if reached else ends))
+    tokens, others = (
+        shown(trace.sequences[name]) for name in (reversed(ends) if reached else ends)
+    )
     of_itself = ""
     if result.own is not None:
         of_itself = (
@@ -174,7 +176,7 @@ def rollout(
     lacking = f"{'Rows lack' if reached else 'It lacks'} up to {rest:.2g}: what went along edges "
     return table_of(
         _ordered(share=result.values.flatten().numpy(), token=others),
-        f"{visible(own[token])} ({token % len(own)}) {'went to' if reached else 'holds'}:",
+        f"{visible(tokens[token])} ({token % len(tokens)}) {'went to' if reached else 'holds'}:",
         of_itself,
         rollouts.passed_over(trace, kind),
         lacking + "that were not kept, or to sinks." if rest > 1e-4 else "",
@@ -231,13 +233,13 @@ def clusters(
     if not numbers:
         raise InputError("clusters: no layer in which a sequence looks at itself.")
     layers, divided, sources = [trace.layers[number] for number in numbers], [], list[Source]()
-    for each in layers:
+    for row_layer in layers:
         if head is not None:
-            head = place_of("layer", "clusters", "head", head, each.heads)
-        sources.append(weights_of(each, exact))
+            head = place_of("layer", "clusters", "head", head, row_layer.heads)
+        sources.append(weights_of(row_layer, exact))
         divided.append(token_clusters(sources[-1], count, head=head))
-    names = [name_of(each, source) for each, source in zip(layers, sources, strict=True)]
-    fewer = min(one.number for one in divided)
+    names = [name_of(row_layer, source) for row_layer, source in zip(layers, sources, strict=True)]
+    fewer = min(parts.number for parts in divided)
     notes = [
         f"{fewer} clusters, not {count}: there are no more positions that have attention."
         if count is not None and fewer < count
@@ -249,33 +251,33 @@ def clusters(
         rows = pandas.DataFrame(
             {
                 "layer": numbers,
-                "kind": [each.kind for each in layers],
-                "clusters": [one.number for one in divided],
-                "cut": [one.cut for one in divided],
-                "least": [one.least for one in divided],
-                "largest": [int(one.sizes.max(initial=0)) for one in divided],
+                "kind": [row_layer.kind for row_layer in layers],
+                "clusters": [parts.number for parts in divided],
+                "cut": [parts.cut for parts in divided],
+                "least": [parts.least for parts in divided],
+                "largest": [int(parts.sizes.max(initial=0)) for parts in divided],
                 "source": names,
             }
         )
         about = "With a layer: the tokens of each cluster; with a count: so many clusters."
         return table_of(rows, "", about, *notes)
-    (one,) = divided
+    (parts,) = divided
     stays = [
         f"Cluster {label}: {size} positions; of what they give and receive "
         f"{100 * (1 - leaving):.1f} % stays there."
-        for label, (size, leaving) in enumerate(zip(one.sizes, one.leaving, strict=True))
+        for label, (size, leaving) in enumerate(zip(parts.sizes, parts.leaving, strict=True))
     ]
-    if absent := int((one.labels < 0).sum()):
+    if absent := int((parts.labels < 0).sum()):
         stays.append(f"{absent} without any attention.")
     tokens = shown(layers[0].key_tokens)
     rows = pandas.DataFrame(
-        {"cluster": one.labels, "position": range(len(tokens)), "token": tokens}
+        {"cluster": parts.labels, "position": range(len(tokens)), "token": tokens}
     )
     heads = f"the mean of {layers[0].heads} heads" if head is None else f"head {head}"
     return table_of(
         rows.sort_values(["cluster", "position"], ignore_index=True),
-        f"Layer {trace.label(numbers[0])}, {heads}: normalized cut {one.cut:.4f}; no division into "
-        f"as many has less than {one.least:.4f}.",
+        f"Layer {trace.label(numbers[0])}, {heads}: normalized cut {parts.cut:.4f}; no division "
+        f"into as many has less than {parts.least:.4f}.",
         *stays,
         *notes,
     )

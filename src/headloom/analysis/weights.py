@@ -105,8 +105,8 @@ def mass_on_keys(graph: AttentionGraph, sinks: Tensor) -> Tensor:
     >>> mass_on_keys(graph, sinks)
     tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
     """
-    taken = (sinks[:, None].double() - graph.lse.double()).exp()
-    return torch.where(graph.count > 0, (1 - taken).clamp(0, 1), 0.0)
+    sink_mass = (sinks[:, None].double() - graph.lse.double()).exp()
+    return torch.where(graph.count > 0, (1 - sink_mass).clamp(0, 1), 0.0)
 
 
 def left_out(graph: AttentionGraph, masses: Tensor | None = None) -> Tensor:
@@ -221,10 +221,10 @@ def average_edges(graph: AttentionGraph) -> scipy.sparse.csr_array:
     heads, rows, places = graph.keys.shape
     keys = graph.keys.detach().cpu().transpose(0, 1).reshape(rows, heads * places)
     weights = graph.weights.detach().float().cpu().transpose(0, 1).reshape(rows, heads * places)
-    there = keys >= 0
-    starts = np.concatenate(([0], there.sum(-1).cumsum(0).numpy())).astype(np.int32)
+    is_edge = keys >= 0
+    starts = np.concatenate(([0], is_edge.sum(-1).cumsum(0).numpy())).astype(np.int32)
     edges = scipy.sparse.csr_array(
-        ((weights[there] / max(heads, 1)).numpy(), keys[there].int().numpy(), starts),
+        ((weights[is_edge] / max(heads, 1)).numpy(), keys[is_edge].int().numpy(), starts),
         shape=(rows, graph.length),
     )
     edges.sum_duplicates()

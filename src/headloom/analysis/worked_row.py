@@ -180,8 +180,8 @@ def worked_row(
     scores = add("bias", "+ a number that the model adds to this score", bias)
     allowed = torch.ones(length, dtype=torch.bool)
     if terms.mask is not None:
-        seen = terms.mask.cells(rows, length, device)[0, :, 0]
-        allowed = seen[head if len(seen) > 1 else 0].expand(length).clone()
+        cells = terms.mask.cells(rows, length, device)[0, :, 0]
+        allowed = cells[head if len(cells) > 1 else 0].expand(length).clone()
     # A bias of minus infinity hides a key, as a mask does; NaN hides nothing.
     allowed &= scores != -math.inf
     scores = scores.masked_fill(~allowed, -math.inf)

@@ -224,5 +224,5 @@ def trace_nodes(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> Trace
                 f"trace_nodes: {type(model).__name__} has no graph layers of headloom "
                 "(headloom.GATConv, headloom.GATv2Conv); only these can be traced."
             )
-        (made,) = session.end([])
-        return made
+        (trace,) = session.end([])
+        return trace

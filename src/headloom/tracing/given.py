@@ -310,7 +310,7 @@ def _layers(
         "names", names or [f"layers.{n}" for n in range(len(lengths))], lengths
     )
     kinds: list[str | None] = _each("kind", kind, lengths)
-    made = []
+    layers = []
     for name, layer_kind, (queries, keys), ahead in zip(every, kinds, lengths, causal, strict=True):
         if layer_kind not in (*ENDS, None):
             raise InputError(f"kind={layer_kind!r}; expected {', '.join(ENDS)} or None.")
@@ -320,8 +320,8 @@ def _layers(
                 f'layer {name} has 1 query and {keys} keys. Give kind="decoder" for a later step '
                 'of a generation, or kind="cross" for cross-attention.'
             )
-        made.append((name, layer_kind or ("cross" if queries != keys else by_name)))
-    return made
+        layers.append((name, layer_kind or ("cross" if queries != keys else by_name)))
+    return layers
 
 
 class GivenSequences(NamesOfSequences):

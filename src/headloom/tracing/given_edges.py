@@ -155,15 +155,15 @@ def _sequences(
         if not {"query_token", "key_token"} <= sides[0][0].keys():
             continue
         texts = np.concatenate([columns[f"{side}_token"] for columns, side in sides])
-        there, first = np.unique(places, return_index=True)
-        wrong = texts[first][np.searchsorted(there, places)] != texts
+        positions, first = np.unique(places, return_index=True)
+        wrong = texts[first][np.searchsorted(positions, places)] != texts
         if wrong.any():
             place = int(wrong.argmax())
             raise InputError(
                 f"edges: position {places[place]} of the {name} is {texts[place]!r:.40} in one row "
                 "of the table and another token elsewhere; expected one."
             )
-        if len(there) == reach[name]:
+        if len(positions) == reach[name]:
             tokens[name] = texts[first].tolist()
     return reach, tokens
 

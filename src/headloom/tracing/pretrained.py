@@ -288,11 +288,11 @@ def _load_gguf(path: Path, library: Any, predicting: bool) -> tuple[nn.Module, A
     loaded.name_or_path = loaded.base_model.name_or_path = config.name_or_path = str(path)
     for name, saved, built in sorted(report["mismatched_keys"]):
         unread = f"all of its sizes: {name} is {tuple(saved)}, the model's is {tuple(built)}"
-    taken = sum(parameter.numel() for parameter in loaded.parameters())
+    count = sum(parameter.numel() for parameter in loaded.parameters())
     if settings["general.architecture"] in _TIED:
         expected -= sum(int(t.n_elements) for t in reader.tensors if t.name == "output.weight")
-    if not unread and not report["missing_keys"] and taken != expected:
-        unread = f"all of it: {expected:,} weights, the model has {taken:,}"
+    if not unread and not report["missing_keys"] and count != expected:
+        unread = f"all of it: {expected:,} weights, the model has {count:,}"
     if unread:
         raise InputError(
             f"{path}: Transformers {library.__version__} does not read {unread}, so the model "

@@ -253,10 +253,10 @@ def groups_of(
         )
         for layer, head in places:
             if not 0 <= layer < len(layers) or not 0 <= head < layers[layer].heads:
-                there = ", ".join(f"{n} with {x.heads}" for n, x in enumerate(layers[:3]))
+                counts = ", ".join(f"{n} with {x.heads}" for n, x in enumerate(layers[:3]))
                 raise InputError(
                     f"no head {layer}.{head}: the model has {len(layers)} layers, from 0, and "
-                    f"these have heads, from 0: {there}{', ...' * (len(layers) > 3)}."
+                    f"these have heads, from 0: {counts}{', ...' * (len(layers) > 3)}."
                 )
         groups.append(places)
     return groups

@@ -85,13 +85,13 @@ def relevance(
     takes = inspect.signature(reader.model.forward).parameters
     if position == -1 and not callable(target) and "logits_to_keep" in takes:
         arguments.setdefault("logits_to_keep", 1)  # only the last logits are used
-    held = torch.zeros(0)
+    relevances = torch.zeros(0)
     is_pair = False
     layers: list[tuple[str, Tensor]] = []
 
     def measure(calls: Sequence[LayerCall]) -> Tensor:
-        nonlocal held, is_pair
-        score, asked = _score(reader.model(**arguments), target, position)
+        nonlocal relevances, is_pair
+        score, place = _score(reader.model(**arguments), target, position)
         is_pair = any(call.kind == "cross" for call in calls)
         sizes = {size for call in calls for size in (call.queries.shape[2], call.keys.shape[2])}
         if len(sizes) > 1 and not is_pair:
@@ -100,26 +100,26 @@ def relevance(
                 "expected one sequence, or an encoder-decoder."
             )
         if calls:  # otherwise `backward` raises an error
-            held = _wanted(asked if rows is None else rows, calls[-1].queries.shape[2])
+            relevances = _wanted(place if rows is None else rows, calls[-1].queries.shape[2])
         return score
 
     def receive(call: LayerCall, output: Tensor, gradient: Tensor) -> None:
-        nonlocal held
+        nonlocal relevances
         if is_pair:
             cells = [tile for _, tile in _weighed(call, gradient, ahead=True)]
             layers.insert(0, (call.kind, torch.cat(cells)))
             return
-        held = held.to(gradient)
-        added = torch.zeros_like(held)
+        relevances = relevances.to(gradient)
+        added = torch.zeros_like(relevances)
         for part, tile in _weighed(call, gradient, ahead=call.mask != causal()):
-            added[: tile.shape[1]] += tile.T @ held[part.start : part.stop]
-        held = held + added
+            added[: tile.shape[1]] += tile.T @ relevances[part.start : part.stop]
+        relevances = relevances + added
 
     backward(reader.model, measure, receive, operation="relevance")
     if not is_pair:
-        return held.T
+        return relevances.T
     across = _across(layers)
-    return held.T.to(across) @ across
+    return relevances.T.to(across) @ across
 
 
 def _wanted(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:

@@ -173,8 +173,8 @@ def evict(
     """
     trace = trace_of("evict", trace)
     rules = [
-        _named(each)
-        for each in ([policy] if isinstance(policy, str) or callable(policy) else policy or ())
+        _named(rule)
+        for rule in ([policy] if isinstance(policy, str) or callable(policy) else policy or ())
     ]
     if not any(name in POLICIES for name, _ in rules):
         rules = [*POLICIES.items(), *rules]
@@ -196,8 +196,8 @@ def evict(
         prompt = generated.index(True) if is_generated else int(_PROMPT * first.shape[1])
     tokens = f"the prompt, of {first.shape[1]:,} tokens,"
     length = whole_number("evict", tokens, prompt, 1, first.shape[1] - 1)
-    several = [budget] if isinstance(budget, str | float | int) else budget
-    sizes = list(dict.fromkeys(_keys_of(size, length) for size in several))
+    shares = [budget] if isinstance(budget, str | float | int) else budget
+    sizes = list(dict.fromkeys(_keys_of(size, length) for size in shares))
     lost, stays = {}, {}
     for done, number in enumerate(numbers, 1):
         # A copy, so that the tensors it reads are freed with it.
@@ -287,25 +287,24 @@ def _after_prompt(
 
     future = prompt.by_kv_head(torch.stack([weights.sum(1) for _, weights in blocks()]).sum(0))
     every: list[tuple[str, _Rule]] = [*rules, (BEST_SET, lambda prompt, budget: future)]
-    held = torch.zeros(len(every), len(budgets), prompt.kv_heads, length, dtype=torch.bool)
+    keeps = torch.zeros(len(every), len(budgets), prompt.kv_heads, length, dtype=torch.bool)
     for number, (name, rule) in enumerate(every):
         for place, budget in enumerate(budgets):
             scores = rule(prompt, budget)
-            if scores.shape != held.shape[2:] or bool(scores.isnan().any()):
+            if scores.shape != keeps.shape[2:] or bool(scores.isnan().any()):
                 raise InputError(
                     f"evict: policy {name} returned scores {tuple(scores.shape)}, or NaN. Expected "
-                    f"a tensor, (kv_heads, keys) = {tuple(held.shape[2:])}; the highest scores are "
-                    "kept."
+                    f"a tensor, (kv_heads, keys) = {tuple(keeps.shape[2:])}; the highest are kept."
                 )
-            held[number, place].scatter_(-1, kept(scores.double(), budget), True)
+            keeps[number, place].scatter_(-1, kept(scores.double(), budget), True)
     lost = torch.zeros(len(every) + 1, len(budgets), heads, queries - length)
     for steps, weights in blocks():
-        gone = (~held).to(weights.dtype)
+        evicted = (~keeps).to(weights.dtype)
         shared = zip(weights.chunk(prompt.kv_heads), lost.chunk(prompt.kv_heads, 2), strict=True)
         for number, (group, of_group) in enumerate(shared):
-            of_group[:-1, ..., steps] = torch.einsum("hrk,pbk->pbhr", group, gone[:, :, number])
+            of_group[:-1, ..., steps] = torch.einsum("hrk,pbk->pbhr", group, evicted[:, :, number])
         lost[-1, ..., steps] = _best_sets_lost(weights, prompt.kv_heads, budgets)
-    return lost, held
+    return lost, keeps
 
 
 def _best_sets_lost(weights: Tensor, kv_heads: int, budgets: Sequence[int]) -> Tensor:

@@ -93,14 +93,14 @@ def rollout(
     """
     layers, queries, keys, sizes = chosen_layers_with_warning("rollout", trace, kind)
     residual = real_number("rollout", "residual", residual)
-    held = {name: torch.zeros(size, sizes[keys]) for name, size in sizes.items()}
-    held[keys] = torch.eye(sizes[keys])
+    shares = {name: torch.zeros(size, sizes[keys]) for name, size in sizes.items()}
+    shares[keys] = torch.eye(sizes[keys])
     for layer in layers:
         weights = dense_average(weights_of(layer, exact), causal=layer.mask == "causal")
-        passed = weights @ held[layer.keys_from]
-        past = held[layer.queries_from]
-        held[layer.queries_from] = passed.mul_(1 - residual).add_(past, alpha=residual)
-    return held[queries].clamp_(max=1)
+        passed = weights @ shares[layer.keys_from]
+        past = shares[layer.queries_from]
+        shares[layer.queries_from] = passed.mul_(1 - residual).add_(past, alpha=residual)
+    return shares[queries].clamp_(max=1)
 
 
 def rollout_rows(
@@ -119,20 +119,20 @@ def rollout_rows(
     """
     layers, queries, keys, sizes = chosen_layers_with_warning("rollout_rows", trace, kind)
     residual = real_number("rollout", "residual", residual)
-    wanted = places_of("rollout", "position", positions, sizes[queries])
-    held: dict[str, NDArray[np.floating]] = {
-        name: np.zeros((size, len(wanted)), np.float32) for name, size in sizes.items()
+    places = places_of("rollout", "position", positions, sizes[queries])
+    shares: dict[str, NDArray[np.floating]] = {
+        name: np.zeros((size, len(places)), np.float32) for name, size in sizes.items()
     }
-    held[queries][wanted, np.arange(len(wanted))] = 1
+    shares[queries][places, np.arange(len(places))] = 1
     for layer in reversed(layers):
-        above = held[layer.queries_from]
+        above = shares[layer.queries_from]
         passed = mean_over_heads(weights_of(layer, exact)).T @ above
-        held[layer.queries_from] = residual * above
-        held[layer.keys_from] = held[layer.keys_from] + (1 - residual) * passed
-    values = torch.from_numpy(held[keys]).T.contiguous().clamp_(max=1)
-    own = None if queries == keys else torch.from_numpy(held[queries].sum(0))
-    rest = 1 - values.sum(-1) - (0 if own is None else own)
-    return Rollout(values, rest.clamp(min=0), own)
+        shares[layer.queries_from] = residual * above
+        shares[layer.keys_from] = shares[layer.keys_from] + (1 - residual) * passed
+    values = torch.from_numpy(shares[keys]).T.contiguous().clamp_(max=1)
+    own_share = None if queries == keys else torch.from_numpy(shares[queries].sum(0))
+    rest = 1 - values.sum(-1) - (0 if own_share is None else own_share)
+    return Rollout(values, rest.clamp(min=0), own_share)
 
 
 def rollout_columns(
@@ -151,19 +151,19 @@ def rollout_columns(
     """
     layers, queries, keys, sizes = chosen_layers_with_warning("rollout_columns", trace, kind)
     residual = real_number("rollout", "residual", residual)
-    wanted = places_of("rollout", "position", positions, sizes[keys])
+    places = places_of("rollout", "position", positions, sizes[keys])
     # The last column is the total of each position.
-    held: dict[str, NDArray[np.floating]] = {
-        name: np.zeros((size, len(wanted) + 1), np.float32) for name, size in sizes.items()
+    shares: dict[str, NDArray[np.floating]] = {
+        name: np.zeros((size, len(places) + 1), np.float32) for name, size in sizes.items()
     }
-    held[keys][wanted, np.arange(len(wanted))] = 1
-    for of_sequence in held.values():
+    shares[keys][places, np.arange(len(places))] = 1
+    for of_sequence in shares.values():
         of_sequence[:, -1] = 1
     for layer in layers:
-        passed = mean_over_heads(weights_of(layer, exact)) @ held[layer.keys_from]
-        past = held[layer.queries_from]
-        held[layer.queries_from] = residual * past + (1 - residual) * passed
-    values = torch.from_numpy(held[queries])
+        passed = mean_over_heads(weights_of(layer, exact)) @ shares[layer.keys_from]
+        past = shares[layer.queries_from]
+        shares[layer.queries_from] = residual * past + (1 - residual) * passed
+    values = torch.from_numpy(shares[queries])
     return Rollout(values[:, :-1].clamp(max=1), (1 - values[:, -1]).clamp(min=0))
 
 
@@ -180,8 +180,8 @@ def chosen_layers(trace: TraceData, kind: str | None) -> Through:
         kind = "cross" if last.queries_from in crossing else last.kind
     ending = next((layer for layer in reversed(trace.layers) if layer.kind == kind), None)
     if ending is None:
-        there = ", ".join(sorted({layer.kind for layer in trace.layers})) or "no layer at all"
-        raise InputError(f"rollout: the trace has no {kind} layer; it has {there}.")
+        kinds = ", ".join(sorted({layer.kind for layer in trace.layers})) or "no layer at all"
+        raise InputError(f"rollout: the trace has no {kind} layer; it has {kinds}.")
     # A model of text and images has layers of one kind for both: take those that lead to the end.
     reached, layers = {ending.queries_from}, list[TraceLayer]()
     for layer in reversed(trace.layers):

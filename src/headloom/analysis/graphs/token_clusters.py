@@ -132,21 +132,21 @@ def token_clusters(
         return product
 
     degrees = shared(np.ones((length, 1)))[:, 0].astype(np.float64).clip(min=0)
-    there = np.flatnonzero(degrees > 0)
+    connected = np.flatnonzero(degrees > 0)
     labels = np.full(length, -1, np.int64)
-    wanted = min(MOST if number is None else number, len(there))
-    if not wanted:
+    most = min(MOST if number is None else number, len(connected))
+    if not most:
         return TokenClusters(labels, np.zeros(0), np.zeros(0))
-    size, scale = len(there), 1 / np.sqrt(degrees[there])[:, None]
+    size, scale = len(connected), 1 / np.sqrt(degrees[connected])[:, None]
 
     def product(vectors: Floats) -> Floats:
         """Return ``A x``."""
         spread = np.zeros((length, vectors.size // size))
-        spread[there] = scale * vectors.reshape(size, -1)
-        result: Floats = scale * shared(spread)[there]
+        spread[connected] = scale * vectors.reshape(size, -1)
+        result: Floats = scale * shared(spread)[connected]
         return result
 
-    leading = min(wanted + 1, size)
+    leading = min(most + 1, size)
     if size <= max(DENSE, 2 * leading):
         formed = product(np.eye(size))
         ends = size - leading, size - 1
@@ -162,15 +162,15 @@ def token_clusters(
             raise InputError(f"token_clusters: {error}. Ask for fewer clusters.") from error
     order = np.argsort(-values)
     values, vectors = values[order], vectors[:, order]
-    clusters = wanted
+    clusters = most
     if number is None and len(values) > 2:  # 2 at least
         clusters = 2 + int((values[1:-1] - values[2:]).argmax())
     places = vectors[:, :clusters] * scale
-    labels[there] = _k_means(places, clusters, seed)
+    labels[connected] = _k_means(places, clusters, seed)
     clusters = int(labels.max()) + 1
     members = (labels[:, None] == np.arange(clusters)).astype(np.float64)
-    held, inside = members.T @ degrees, (members * shared(members)).sum(0)
-    leaving = (held - inside).clip(min=0) / held
+    volume, inside = members.T @ degrees, (members * shared(members)).sum(0)
+    leaving = (volume - inside).clip(min=0) / volume
     return TokenClusters(labels, leaving, (1 - values[: clusters + 1]).clip(min=0))
 
 

@@ -151,10 +151,10 @@ class CorpusLayer:
         spreads: dict[str, Spread] = {}
         for place, name in enumerate(MEASURES):
             values = np.array([scores[place, head] for scores in self._scores], np.float64)
-            there = np.flatnonzero(np.isfinite(values))
-            if not len(there):
+            texts = np.flatnonzero(np.isfinite(values))
+            if not len(texts):
                 continue
-            known = values[there]
+            known = values[texts]
             # Shares of a row range from 0 to 1; other measures from their minimum to their maximum.
             low, high = min(0.0, float(known.min())), max(1.0, float(known.max()))
             counts, _ = np.histogram(known, BINS, (low, high))
@@ -162,12 +162,12 @@ class CorpusLayer:
                 len(known),
                 float(known.mean()),
                 tuple(np.quantile(known, QUANTILES).tolist()),
-                0 if name in _ALWAYS_EXACT else sum(self._kept[n] for n in there),
+                0 if name in _ALWAYS_EXACT else sum(self._kept[n] for n in texts),
                 low,
                 high,
                 tuple(counts.tolist()),
-                self.texts[int(there[known.argmin()])],
-                self.texts[int(there[known.argmax()])],
+                self.texts[int(texts[known.argmin()])],
+                self.texts[int(texts[known.argmax()])],
             )
         return spreads
 
@@ -200,8 +200,8 @@ def _strongest(graph: AttentionGraph, hidden: Tensor) -> np.ndarray:
     most = weights.amax(1, keepdim=True)
     place = scores.masked_fill(weights < most, -torch.inf).argmax(1)
     at = place[:, None]
-    there = most[:, 0] >= 0
-    edges[:, 0] = torch.where(there, place // kept, -1).numpy()
+    has_edge = most[:, 0] >= 0
+    edges[:, 0] = torch.where(has_edge, place // kept, -1).numpy()
     edges[:, 1] = graph.keys.flatten(1).gather(1, at)[:, 0].numpy()
     edges[:, 2], edges[:, 3] = most[:, 0].numpy(), scores.gather(1, at)[:, 0].numpy()
     return edges

@@ -155,8 +155,8 @@ class LayerWeights:
             masses[:, :, part] = _sums_of(weights, [away, *inside])
             squares[:, part] = torch.linalg.vector_norm(weights, dim=-1).double().square()
             if places.ndim > 1:
-                there = weights.where(away > reach, 0).double().flatten(1)
-                far.scatter_add_(1, places.flatten(1), there)
+                distant = weights.where(away > reach, 0).double().flatten(1)
+                far.scatter_add_(1, places.flatten(1), distant)
                 continue
             first = int(places[0]) if len(places) else 0
             far[:, first : first + len(places)] += weights.sum(1).double()

@@ -68,23 +68,23 @@ class Classes(Pattern):
     without: int | None = None
 
     def contains(self, rows: Tensor, keys: Tensor) -> Tensor:
-        wanted = self.of_queries[rows]
-        inside = (self.of_keys[keys] == wanted) & (wanted >= 0)
+        classes = self.of_queries[rows]
+        inside = (self.of_keys[keys] == classes) & (classes >= 0)
         return inside if self.without is None else inside & (keys != rows + self.without)
 
     def sizes(self, first: Tensor, end: Tensor) -> Tensor:
         length = len(self.of_keys)
         # Keys sorted by class, then by place.
         places = (self.of_keys * (length + 1) + torch.arange(length)).sort().values
-        wanted = self.of_queries * (length + 1)
-        sizes = torch.searchsorted(places, wanted + end) - torch.searchsorted(
-            places, wanted + first
+        classes = self.of_queries * (length + 1)
+        sizes = torch.searchsorted(places, classes + end) - torch.searchsorted(
+            places, classes + first
         )
         if self.without is not None:
             i = torch.arange(len(first))
             other = (i + self.without).clamp(0, max(length - 1, 0))
-            there = (other == i + self.without) & (other >= first) & (other < end)
-            sizes -= (there & (self.of_keys[other] == self.of_queries)).long()
+            inside = (other == i + self.without) & (other >= first) & (other < end)
+            sizes -= (inside & (self.of_keys[other] == self.of_queries)).long()
         return sizes * (self.of_queries >= 0)
 
     @classmethod

@@ -64,18 +64,18 @@ def measured_layers(model: nn.Module, traces: Sequence[TraceData]) -> list[Measu
     counts: Counter[str] = Counter()
     layers: list[MeasuredLayer] = []
     for place, first in enumerate(traces[0].layers):
-        own = matrices.get(first.name)
-        if own is not None and own.heads != first.heads:
-            own = None
+        learned = matrices.get(first.name)
+        if learned is not None and learned.heads != first.heads:
+            learned = None
         measures = _of_probe([trace.layers[place] for trace in traces])
-        if own is None:
+        if learned is None:
             measures |= dict.fromkeys(MATRIX_MEASURES, [None] * first.heads)
         else:
-            measured = query_key_measures(own.W_Q, own.W_K)
+            measured = query_key_measures(learned.W_Q, learned.W_K)
             measures |= {name: _finite(values) for name, values in measured.items()}
         counts[first.name] += 1
         again = f" ({counts[first.name]})" if counts[first.name] > 1 else ""
-        layers.append(MeasuredLayer(first.name + again, first, own, measures))
+        layers.append(MeasuredLayer(first.name + again, first, learned, measures))
     return layers
 
 

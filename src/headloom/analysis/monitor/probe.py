@@ -45,8 +45,8 @@ class Probe:
         """Return the first sequence of a model's batch; a graph whole."""
         arguments = _by_name(model, args, keywords)
         write: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        made = {"decoder_input_ids", "decoder_inputs_embeds"} & set(arguments)
-        if write and not made and "labels" in arguments:
+        has_inputs = {"decoder_input_ids", "decoder_inputs_embeds"} & set(arguments)
+        if write and not has_inputs and "labels" in arguments:
             # The decoder's inputs are made from its labels.
             arguments["decoder_input_ids"] = write(labels=arguments["labels"])
         arguments = {name: value for name, value in arguments.items() if name not in _ASIDE}
@@ -126,8 +126,8 @@ def _by_name(model: nn.Module, args: tuple[object, ...], keywords: Inputs) -> Ar
     signature = inspect.signature(model.forward)
     arguments: Arguments = {}
     for name, value in signature.bind(*args, **keywords).arguments.items():
-        several = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        arguments |= value if several else {name: value}
+        is_mapping = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        arguments |= value if is_mapping else {name: value}
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -140,8 +140,8 @@ def wait(model: nn.Module) -> None:
 
 def is_another_process() -> bool:
     """Return whether this is one of several processes, but not the first."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return several and torch.distributed.get_rank() != 0
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return distributed and torch.distributed.get_rank() != 0
 
 
 def check_whole(model: nn.Module) -> None:

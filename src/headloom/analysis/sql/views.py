@@ -91,15 +91,15 @@ def view_parts(
     column = not isinstance(trace, TraceData)
     traces = {"trace": trace} if isinstance(trace, TraceData) else trace
     views: dict[str, list[Part]] = {}
-    for view, (file, table, made) in _FILES.items():
+    for view, (file, table, how) in _FILES.items():
         parts = []
         for name, data in traces.items():
             folder = _stored_folder(data)
             if folder is None:
                 tables = [table(number, layer) for number, layer in enumerate(data.layers)]
-                there = [rows for rows in tables if rows is not None]
-                if there:
-                    parts.append(Part(name if column else None, pa.concat_tables(there)))
+                tables_of_layers = [rows for rows in tables if rows is not None]
+                if tables_of_layers:
+                    parts.append(Part(name if column else None, pa.concat_tables(tables_of_layers)))
             elif (folder / file).exists():
                 stored = data.layers[0].data
                 if view in needed and isinstance(stored, StoredLayer):
@@ -108,7 +108,7 @@ def view_parts(
         if parts:
             views[view] = parts
         elif view in needed:
-            raise InputError(f"query: {view} needs traces made{made}; there are none here.")
+            raise InputError(f"query: {view} needs traces made{how}; there are none here.")
     for view, whole in {"tokens": _tokens, "layers": _layers, "heads": _heads}.items():
         if view == "heads" and view not in needed:
             continue

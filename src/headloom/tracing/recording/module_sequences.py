@@ -149,11 +149,11 @@ def _grid(model: nn.Module, inputs: Inputs) -> Grid | None:
     if not rows or not columns:
         return None
     before = getattr(model, "num_prefix_tokens", 0)
-    there = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    parameters = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
     return Grid(
         rows,
         columns,
         before if isinstance(before, int) else 0,
-        distilled="dist_token" in there,
-        classed="cls_token" in there or "reg_token" not in there,
+        distilled="dist_token" in parameters,
+        classed="cls_token" in parameters or "reg_token" not in parameters,
     )

@@ -112,10 +112,10 @@ def deviation(
     )
     outputs, size = 0.0, 0.0
     if output is not None and call.own_output is not None:
-        own = torch.where(compared, call.own_output(rows).float(), 0)
+        model_output = torch.where(compared, call.own_output(rows).float(), 0)
         for other in (again, output[:, :, rows].float()):
-            outputs = max(outputs, _difference(own, torch.where(compared, other, 0)))
-        size = _largest(own)
+            outputs = max(outputs, _difference(model_output, torch.where(compared, other, 0)))
+        size = _largest(model_output)
     share = max(tolerance(part.dtype) for part in (call.queries, call.values))
     # An output is at most as large as the largest value; finding that reads all values.
     far = outputs > share * size and outputs > share * _largest(call.values)

@@ -43,11 +43,11 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Callable[[LayerCall], o
             "and its weights are a band around each query, not a matrix. docs/tracing.md lists "
             "models that can be traced."
         )
-    batch, taken = batch_of(inputs), 0
+    batch, calls = batch_of(inputs), 0
 
     def take(call: LayerCall) -> None:
-        nonlocal taken
-        taken += 1
+        nonlocal calls
+        calls += 1
         receive(call)
 
     config: Any = model.config
@@ -74,7 +74,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Callable[[LayerCall], o
                 "Transformers, and fails with output_attentions=True: "
                 f"{reason}."
             ) from error
-    if taken:
+    if calls:
         warnings.warn(
             f"{type(model).__name__} does not use the attention interface of Transformers: its "
             "trace has dense weights, formed one layer at a time, and no queries and keys.",
