@@ -103,8 +103,8 @@ def test_models_of_hugging_face(headloom_main: Command, tmp_path: Path, kind: st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--against", "a"), "needs --logit"),
-        (("--patch", "a"), "--patch and --at need --text"),
+        (("--against", "a"), "needs logit"),
+        (("--patch", "a"), "patch and at need text"),
         (("--text", "abc", "--patch", "abd", "--replacement", "mean", "--logit", "a"), "both say"),
         (("--text", "abc", "--at", "4"), "no position 4; the input has positions 0 to 1"),
         (("--layer", "9"), "the model has layers 0 to 0"),
@@ -128,5 +128,5 @@ def test_a_translator(headloom_main: Command, runs: Path) -> None:
 def test_a_word_that_the_tokenizer_does_not_know(headloom_main: Command, writer: Path) -> None:
     """One line, not the logit of [UNK], unless that is asked for by its name."""
     asked = headloom_main("ablate", writer, "--text", "a b zebra", "--logit", "zebra")
-    assert "--logit zebra: not in the vocabulary of this model" in asked.one_line()
+    assert "logit zebra: not in the vocabulary of this model" in asked.one_line()
     assert not headloom_main("ablate", writer, "--text", "a b", "--logit", "[UNK]").code

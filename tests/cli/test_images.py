@@ -102,7 +102,7 @@ def test_its_history_and_its_heads(folder, headloom_main: Command) -> None:
         (("relevance", "--text", "x"), "RUN: this run reads no text"),
         (("steps", "--model", "run"), "model: RUN reads images, and no text. Give a model that"),
         (("ablate", "--text", "x"), "RUN: this run reads no text"),
-        (("ablate", "--logit", "x"), "--logit needs --text"),
+        (("ablate", "--logit", "x"), "logit needs text"),
     ],
 )
 def test_what_it_refuses(folder, tmp_path, headloom_main: Command, arguments, message) -> None:

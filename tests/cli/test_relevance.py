@@ -115,9 +115,9 @@ def test_models_of_hugging_face(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "--text or --file"),
-        (("--text", "at", "--against", "a"), "needs --logit"),
-        (("--text", "at", "--logit", "at"), "--logit at: 2 tokens; expected one"),
+        ((), "give the text that the model reads"),
+        (("--text", "at", "--against", "a"), "needs logit"),
+        (("--text", "at", "--logit", "at"), "logit at: 2 tokens; expected one"),
         (("--text", "at", "--token", "2"), "there are tokens 0 to 1"),
     ],
 )

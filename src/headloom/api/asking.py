@@ -88,7 +88,7 @@ def studio_of(model: Model, text: str | None = None) -> Collection:
     reader = Reader(model)
     if isinstance(model, RunModel):
         if text is not None:
-            raise InputError(f"--text: {model.name} is a run, which shows its own. Leave it out.")
+            raise InputError(f"text: {model.name} is a run, which shows its own. Leave it out.")
         collection, title = open_collection(model.path), model.path.resolve().name
         run = RunFolder.open(model.path)
         # Others see images or graphs, have no weights yet, or are of a watched training.

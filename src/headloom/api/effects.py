@@ -63,16 +63,16 @@ def ablate(
     text = text if data is None else data
     _check_against(logit, against)
     if text is None and (patch, at) != (None, None):
-        raise InputError("--patch and --at need --text, on which the heads are replaced.")
+        raise InputError("patch and at need text, on which the heads are replaced.")
     if patch is not None and replacement != "zero":
         raise InputError(
-            "--patch and --replacement: both say what replaces the outputs of heads. Leave one out."
+            "patch and replacement: both say what replaces the outputs of heads. Leave one out."
         )
     network, measure = model.module, _measure(model, text, target, logit, against)
     if estimate and not measure.differentiable:
         raise InputError(
-            f"--estimate: {model.name} predicts nothing, and the {measure.name}, which is measured "
-            "instead, has no gradient where nothing is changed. Leave --estimate out, or give a "
+            f"estimate: {model.name} predicts nothing, and the {measure.name}, which is measured "
+            "instead, has no gradient where nothing is changed. Leave estimate out, or give a "
             "model that predicts."
         )
     layers = ablation.attention_layers(network, measure.run)
@@ -84,7 +84,7 @@ def ablate(
     ]
     if not heads:
         raise InputError(
-            f"--layer {layer}: the model has layers 0 to {len(layers) - 1}: "
+            f"layer {layer}: the model has layers 0 to {len(layers) - 1}: "
             f"{', '.join(ran.name for ran in layers[:3])} ..."
         )
     source = None if patch is None else _measure(model, patch, target, logit, against).run
@@ -128,12 +128,12 @@ def _measure(
     if logit is None:
         return model._loss(text, target)
     if not isinstance(text, str):
-        raise InputError("--logit needs --text, after which the token comes.")
+        raise InputError("logit needs text, after which the token comes.")
     prediction = model._prediction(text, target, None)
-    token = prediction.number("--logit", logit)
+    token = prediction.number("logit", logit)
     name, other = f"logit of {logit!r}", None
     if against is not None:
-        other = prediction.number("--against", against)
+        other = prediction.number("against", against)
         name += f" less that of {against!r}"
     place = _place(prediction, None)
 
@@ -173,12 +173,12 @@ def relevance(
     import pandas
 
     if text is None:
-        raise InputError("relevance: give the text that the model reads, by --text or --file.")
+        raise InputError("relevance: give the text that the model reads.")
     _check_against(logit, against)
     prediction = model._prediction(text, target, token)
     network, pooling, place = prediction.network, prediction.pooling, _place(prediction, token)
-    number = None if logit is None else prediction.number("--logit", logit)
-    other = None if against is None else prediction.number("--against", against)
+    number = None if logit is None else prediction.number("logit", logit)
+    other = None if against is None else prediction.number("against", against)
     inputs: dict[str, Any] = dict(prediction.inputs)
     is_last = place is not None and place == len(prediction.read) - 1
     if is_last and "logits_to_keep" in inspect.signature(network.forward).parameters:
@@ -223,7 +223,7 @@ def relevance(
 def _check_against(logit: str | None, against: str | None) -> None:
     if against is not None and logit is None:
         raise InputError(
-            "--against needs --logit, the token or label from whose logit it is subtracted."
+            "against needs logit, the token or label from whose logit it is subtracted."
         )
 
 
@@ -237,12 +237,12 @@ def _place(prediction: Prediction, position: int | None) -> int | None:
     count = len(prediction.read)
     if not count:
         if position is not None:
-            raise InputError("--token: a classifier predicts one label for the whole text.")
+            raise InputError("token: a classifier predicts one label for the whole text.")
         return None
     place = prediction.masked if position is None else position
     place = count - 1 if place is None else place
     if not -count <= place < count:
-        raise InputError(f"--token {place}: there are tokens 0 to {count - 1}.")
+        raise InputError(f"token {place}: there are tokens 0 to {count - 1}.")
     return place % count
 
 

@@ -102,7 +102,7 @@ class PretrainedModel(Model):
         library, kind = transformers(), self._config.model_type
         takes = inspect.signature(self.module.forward).parameters
         if "pixel_values" not in takes:
-            raise InputError(f"a {kind} reads no images (pixel_values). Give it a --text.")
+            raise InputError(f"a {kind} reads no images (pixel_values). Give it a text.")
         if ("input_ids" in takes) != (text is not None):
             needs = "reads a text too: give it" if text is None else "reads no text: leave it out"
             raise InputError(f"text: a {kind} {needs}.")
@@ -192,7 +192,7 @@ class PretrainedModel(Model):
     def _loss(self, text: object, target: str | None) -> Measure:
         """See Model; of an encoder that predicts no tokens, the change of its output."""
         if text is None:
-            raise InputError("ablate: give the text that the model reads, by --text or --file.")
+            raise InputError("ablate: give the text that the model reads.")
         if not isinstance(text, str):
             (texts,) = given_columns(text, {"text": None})
             own = [self._loss(each, target) for each in texts]

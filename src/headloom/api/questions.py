@@ -55,8 +55,8 @@ class PredictOptions:
         """Raise an InputError where more is asked for than a beam holds."""
         if self.n_best > self.beam:
             raise InputError(
-                f"--n-best {self.n_best}: a beam of {self.beam} holds no more than {self.beam}. "
-                f"Give --beam {self.n_best}, or a smaller --n-best."
+                f"n_best {self.n_best}: a beam of {self.beam} holds no more than {self.beam}. "
+                f"Give beam {self.n_best}, or a smaller n_best."
             )
 
 

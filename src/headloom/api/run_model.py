@@ -312,7 +312,7 @@ class RunModel(Model):
                     "the loss of a text needs its label. Give it as the target, or ask for a logit."
                 )
             ids = self._ids(text, None)
-            return Batch(ids, torch.tensor([self._number("--target", target)]), 1)
+            return Batch(ids, torch.tensor([self._number("target", target)]), 1)
         ids = self._ids(text, target)
         if self._run.translates:
             written = ids["target"]

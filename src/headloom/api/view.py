@@ -56,7 +56,7 @@ def open_studio(
     path = Path(x) if isinstance(x, str | Path) else None
     model = not isinstance(x, TraceData) if path is None else is_run(path) or is_model(path)
     if text is not None and (others or not model or (path is not None and is_run(path))):
-        raise InputError(f"--text: {path or x} is no model, which would read it. Leave it out.")
+        raise InputError(f"text: {path or x} is no model, which would read it. Leave it out.")
     if isinstance(x, TraceData) or others:
         every = [x, *others]
         if all(isinstance(each, str | Path) for each in every):

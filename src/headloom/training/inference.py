@@ -87,7 +87,7 @@ def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
         )
     config = check_config(folder.config(), str(folder.path / "config.json"))
     if data is not None and config.task.place is None:
-        raise InputError(f"--data: {folder.path} was trained on data that it draws. Leave it out.")
+        raise InputError(f"data: {folder.path} was trained on data that it draws. Leave it out.")
     if config.task.place is not None and (place := data or folder.place()) is not None:
         task = config.task.model_copy(update={config.task.place: str(place)})
         config = config.model_copy(update={"task": task})
@@ -138,7 +138,7 @@ def generate_text(
     if room is not None and len(ids) + length > room + 1:
         raise InputError(
             f"a prompt of {len(ids):,} tokens and {length:,} more: the model's positions end at "
-            f"{room:,}. Give a shorter prompt, or a smaller --max-new-tokens."
+            f"{room:,}. Give a shorter prompt, or fewer new tokens."
         )
     words = run.vocabulary
     # A run's own vocabulary was never taught an end, which label smoothing makes likely.
