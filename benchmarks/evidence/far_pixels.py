@@ -227,10 +227,7 @@ def grid(known: JsonObject) -> tuple[int, int, int]:
 
 @picture
 def places(page: Page, looks: list[Look], *, title: str = "", caption: str = "") -> NDArray[Any]:
-    """Weights as the ground, images the ink on it, on one scale.
-
-    It goes to nine times an even row at least, so that an even row is faint.
-    """
+    """Weights as the ground, images the ink on it; an even row is faint."""
     rows, columns = looks[0].image.shape
     wide = page.fits(WIDE, (2 * MARGIN, 1))
     high, top = wide * rows / columns, 0.48 if title else 0.12

@@ -26,8 +26,8 @@ from headloom.studio.page import collect, script, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Cells of weights that are read for a picture nobody asked for, at most: a second or two.
-_CELLS = 2**28
+#: Weights, and heads, in a picture that nobody asked for, at most: a second or two.
+_CELLS, _HEADS = 2**28, 400
 #: Dots an inch of a picture, the first whose file has no more bytes.
 _DOTS, _BYTES = (144, 96, 64, 40), 180_000
 
@@ -129,7 +129,8 @@ def _widget_of(shown: Drawn) -> Any:
 def _figure(shown: Any) -> Figure | None:
     """What `plot` draws; None where it draws nothing, or would take long."""
     layers = shown.layers if isinstance(shown, TraceData) else [shown]
-    if sum(math.prod(getattr(layer, "shape", ())) for layer in layers) > _CELLS:
+    shapes = [shape for layer in layers if (shape := getattr(layer, "shape", ()))]
+    if sum(map(math.prod, shapes)) > _CELLS or sum(shape[0] for shape in shapes[1:]) > _HEADS:
         return None
     try:
         from matplotlib.figure import Figure

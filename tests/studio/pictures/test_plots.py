@@ -76,6 +76,8 @@ def test_into_axes_or_a_figure_of_a_width(objects: Made, name: str) -> None:
     assert len(pyplot.get_fignums()) == 1
     with pytest.raises(headloom.InputError, match="width is of a new figure"):
         thing.plot(ax=left, width=80)
+    with pytest.raises(headloom.InputError, match=r"a ndarray; expected axes, as axes\[0\]"):
+        thing.plot(ax=np.array([left, right]))
     pyplot.close("all")
     drawn = thing.plot(width=80)
     assert getattr(drawn, "shape", None) == SHAPES.get(name)

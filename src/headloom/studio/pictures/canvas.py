@@ -74,12 +74,13 @@ class Page:
         width: of a figure, in millimetres; None: what it needs.
         theme: "light" or "dark"; None: as the ground of ``rcParams``.
 
-    Raises: InputError: a width of axes, which have theirs.
+    Raises: InputError: onto is neither; a width of axes, which have theirs.
     """
 
-    def __init__(
-        self, onto: Axes | Figure | None, width: float | None, theme: Theme | None
-    ) -> None:
+    def __init__(self, onto: object, width: float | None, theme: Theme | None) -> None:
+        if onto is not None and not isinstance(onto, Axes | Figure):
+            kind = type(onto).__name__
+            raise InputError(f"plot: ax is a {kind}; expected axes, as axes[0], or a figure.")
         self.unit, self.colours = float(rcParams["font.size"]) / 10, palette(theme)
         self.given = onto if isinstance(onto, Axes) else None
         #: Width and height where they are known.
@@ -191,17 +192,11 @@ class Page:
                             clip_on=False, snap=False, gid="frame")  # fmt: skip
             axes.add_artist(box)
 
-    def plain(self, axes: Axes, title: str) -> None:
-        """Axes of curves with as few lines as one needs to read them; small letters."""
-        colours, size = self.colours, 6.5 * self.unit
-        axes.set_facecolor(colours.ground)
+    def plain(self, axes: Axes) -> None:
+        """Axes of curves with as few lines as one needs to read them."""
+        axes.set(facecolor=self.colours.ground, axisbelow=True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(colours.line)
-        self.small(axes, size, axis="both")
-        axes.set_title(title, fontsize=size * 1.08, color=colours.faint, loc="left", pad=5)
-        axes.grid(axis="y", color=colours.line, linewidth=0.5)
-        axes.set_axisbelow(True)
-        axes.margins(x=0.02)
+        axes.grid(axis="y", color=self.colours.line, linewidth=0.5)
 
     def small(self, axes: Axes, size: float, axis: Any = "x") -> None:
         """Faint ticks whose labels have a size in points."""

@@ -58,10 +58,7 @@ def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot
                         "marker": "o" if len(line) == 1 else ""}  # fmt: skip
                 how: dict[str, Any] = ours | plot
                 (handles[name],) = axes.plot(*np.array(line, dtype=float).T, **how)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_facecolor(colours.ground)
-        axes.grid(axis="y", color=colours.line, linewidth=0.5)
-        axes.set_axisbelow(True)
+        page.plain(axes)
         if log:
             along(axes, steps, steps[-1])
         if alone:

@@ -127,6 +127,14 @@ def _curves(page: Page, result: Eviction, budget: int, down: float, high: float)
     right.set_xticks(np.unique(shares), [f"{share:.3g}" for share in np.unique(shares)])
     right.set_ylim(bottom=0)
     averaged = "" if parts == result.steps else f" (means of {result.steps / parts:.3g})"
-    page.plain(left, f"mass lost, %; position of the step{averaged}")
-    page.plain(right, "mass lost, %; keys that stay, %" + " of the prompt" * (wide > 5))
+    titles = (
+        f"position of the step{averaged}",
+        "keys that stay, %" + " of the prompt" * (wide > 5),
+    )
+    for axes, title in ((left, titles[0]), (right, titles[1])):
+        page.plain(axes)
+        page.small(axes, 6.5 * page.unit, axis="both")
+        axes.set_title(f"mass lost, %; {title}", fontsize=7 * page.unit, loc="left", pad=5,
+                       color=colours.faint)  # fmt: skip
+        axes.margins(x=0.02)
     return np.array([left, right])
