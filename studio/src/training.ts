@@ -212,7 +212,7 @@ export function trainingSentence(
   if (before != null && after != null) {
     const [start, end] = [before.toFixed(1), after.toFixed(1)];
     says.push(
-      `its effective rank ${start === end ? `stayed ${end}` : `went from ${start} to ${end}`}`,
+      `its effective rank ${start === end ? `stayed at ${end}` : `went from ${start} to ${end}`}`,
     );
   }
   const symmetry = training.series(layer, head, "symmetry")?.[at];

@@ -34,7 +34,7 @@ _LAYERS = 2
 
 @dataclass(frozen=True)
 class LayerArrays:
-    """The graph of a layer.
+    """Graph of a layer as arrays.
 
     keys       int32 (heads, queries, kept), strongest first; -1: no edge
     weights    float32, likewise

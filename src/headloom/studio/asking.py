@@ -21,7 +21,7 @@ _WINDOWS = 256
 
 
 class SupersededError(Exception):
-    """A newer text of the same window arrived while this one waited."""
+    """Error: a newer text of the same window replaced this one."""
 
 
 @dataclass

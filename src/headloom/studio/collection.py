@@ -75,7 +75,7 @@ def head_roles(trace: TraceData) -> list[list[JsonObject]]:
 
 @dataclass(eq=False)
 class Example:
-    """A trace with its results so far.
+    """Trace with its results so far.
 
     text: the text that the open model read; None: the trace does not come from that model.
     """

@@ -1,4 +1,4 @@
-"""The lesson of learning: from the loss back to the matrices, and a step down."""
+"""Lesson of learning: back-propagation from the loss to the matrices, and a step down."""
 
 from __future__ import annotations
 

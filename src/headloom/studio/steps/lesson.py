@@ -1,4 +1,4 @@
-"""A lesson as data, rendered as text or picture; and the lesson of a walk through attention."""
+"""Lesson as data, rendered as text or picture; and the lesson of a walk through attention."""
 
 from __future__ import annotations
 

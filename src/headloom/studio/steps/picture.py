@@ -1,4 +1,4 @@
-"""A lesson as a picture: its tables, every matrix with its numbers in coloured cells."""
+"""Lesson as a picture: its tables, every matrix with its numbers in coloured cells."""
 
 from __future__ import annotations
 
