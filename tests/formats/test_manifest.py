@@ -63,7 +63,7 @@ def test_a_folder_of_traces_names_one_of_them(pair_trace, tmp_path) -> None:
     for name in ("b.loom", "a.loom"):
         pair_trace.save(tmp_path / name)
     with pytest.raises(headloom.DataError, match=r"a folder of traces\. Give one .*a\.loom\.$"):
-        headloom.open(tmp_path)
+        headloom.Trace.open(tmp_path)
 
 
 def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tmp_path) -> None:
