@@ -156,7 +156,7 @@ def test_nothing_to_read_or_write(
     assert_one_line(headloom_main("trace", runs / "dates", *options), "--target", "it is empty")
     assert_one_line(headloom_main("export", trace_path), "nothing to write", "give one of html")
     result = headloom_main("export", trace_path, "--graphml", tmp_path / "g", "--layer", 9)
-    assert_one_line(result, "--layer 9", "0 to 2")
+    assert_one_line(result, "layer 9", "0 to 2")
     result = headloom_main("trace", runs / "dates", "--text", "x", "-o", tmp_path / "no" / "t")
     assert_one_line(result, "cannot write", "exists and is writable")
     assert list(tmp_path.iterdir()) == []

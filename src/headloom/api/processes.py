@@ -105,7 +105,7 @@ def _by_processes(work: TracingWork, tasks: Mapping[str, str], workers: int) -> 
     except BrokenProcessPool:
         raise DataError(
             f"{work.folder}: a worker was killed, perhaps for want of memory. What is traced is "
-            "there: give the same command again, with fewer --workers, and it goes on."
+            "there: give the same command again, with fewer workers, and it goes on."
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -36,7 +36,7 @@ def test_every_view_is_the_same_from_disk_and_from_memory(translator, tmp_path) 
     pair_trace.save(tmp_path / "t")
     opened = headloom.open(tmp_path / "t")
     for view in VIEWS:
-        columns = ask(opened, f"from {view}").columns
+        columns = ask(opened, f"from {view}").schema.names
         held, stored = (
             trace.query(f"select * from {view} order by all") for trace in (pair_trace, opened)
         )
@@ -71,7 +71,7 @@ def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path) -
     assert list(traces) == names
     for view in VIEWS:
         if view not in ("keys", "received"):  # which these traces do not know
-            assert ask(traces, f"from {view}").columns[0] == "trace"
+            assert ask(traces, f"from {view}").schema.names[0] == "trace"
     counts = ask(traces, "select trace, count(*) from rows group by all order by all").table()
     assert counts.to_pydict() == {"trace": names, "count_star()": [6, 8]}
     tokens = ask(traces, "select count(*) from named where query_token is null").table()

@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, SupportsIndex, cast
+from typing import SupportsIndex, cast
 
+import pandas
 from torch import Tensor, nn
 
 from headloom.analysis.effects.interventions import Intervention, Kind, editing_heads, intervening
-from headloom.errors import InputError, optional_package
+from headloom.errors import InputError
 from headloom.mechanism.shapes import chosen
 from headloom.tracing.recording.layer_call import LayerCall
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,7 @@ class Ablation:
 
         Also the layer's name; and for estimates by position most_at, and its part of the change,
         there.
-
-        Raises: InputError: pandas is not installed.
         """
-        with optional_package("to_pandas"):
-            import pandas
         rows = []
         for effect in self.effects:
             layer, head = effect.heads[0]

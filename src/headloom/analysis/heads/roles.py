@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+import pandas
 import torch
 from torch import Tensor
 
@@ -26,11 +26,8 @@ from headloom.analysis.heads.layer_weights import LayerWeights, sink_keys
 from headloom.analysis.heads.measures import HEAD_MEASURES, Role, head_patterns, layer_scores
 from headloom.analysis.heads.patterns import separators
 from headloom.analysis.heads.scores import HeadScores, holm
-from headloom.errors import InputError, optional_package
+from headloom.errors import InputError
 from headloom.formats.trace import TraceData, TraceLayer
-
-if TYPE_CHECKING:
-    import pandas
 
 #: Measures that can be a role: the ones with a null distribution.
 ROLES = tuple(measure.name for measure in HEAD_MEASURES if measure.role)
@@ -208,10 +205,8 @@ def heads(
     Columns: layer, head, role; score, chance, chance_sd, z, p of the role's measure; each of
     MEASURES; rest, source, kind and name of the layer.
 
-    Raises: InputError: pandas is not installed; and as `head_roles`.
+    Raises: as `head_roles`.
     """
-    with optional_package("heads"):
-        import pandas
     first = ("layer", "head", "role", "score", "chance", "chance_sd", "z", "p")
     last = ("rest", "source", "kind", "name")
     rows = [

@@ -26,18 +26,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import pandas
 import torch
 from torch import Tensor
 
 from headloom.analysis.matrices.projections import LayerMatrices
-from headloom.errors import InputError, ShapeError, optional_package
+from headloom.errors import InputError, ShapeError
 from headloom.mechanism import spectra
 from headloom.mechanism.shapes import chosen
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +185,6 @@ def composition_table(layers: Sequence[LayerMatrices]) -> pandas.DataFrame:
 
     Raises: InputError: no layer can read another one, or a matrix holds an infinite number or NaN.
     """
-    with optional_package("projections"):
-        import pandas
     _check_finite("composition", layers)
     parts = []
     for later, reader in enumerate(layers):
@@ -240,8 +235,6 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
 
     Raises: InputError: a matrix holds an infinite number or NaN.
     """
-    with optional_package("projections"):
-        import pandas
     chosen("weights", "by", by, ("head", "layer"))
     _check_finite("weights", layers)
     tables = []

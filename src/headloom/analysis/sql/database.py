@@ -66,11 +66,6 @@ class Answer:
             fields.append(field if count == 1 else field.with_name(f"{field.name}_{count}"))
         return pa.schema(fields)
 
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns."""
-        return list(self.schema.names)
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of rows."""
         with one_line():
