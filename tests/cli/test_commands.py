@@ -108,7 +108,7 @@ TABLES: dict[str, Callable[[Path, Path], Any]] = {
     "measure rollout T": lambda t, d: headloom.measure("rollout", t),
     "measure graph D --by head": lambda t, d: headloom.measure("graph", d, by="head"),
     "evict D --budget 2 --by step": lambda t, d: headloom.evict(d, budget=2).to_pandas("step"),
-    "query D select+*+from+edges": lambda t, d: headloom.query(d, "select * from edges"),
+    "query D from+rows+order+by+all": lambda t, d: headloom.query(d, "from rows order by all"),
 }
 
 
