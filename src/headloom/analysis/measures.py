@@ -231,7 +231,7 @@ def clusters(
     else:
         numbers = [n for n, x in enumerate(trace.layers) if x.one_sequence and all(x.shape)]
     if not numbers:
-        raise InputError("clusters: no layer in which a sequence looks at itself.")
+        raise InputError("clusters: the trace has no self-attention layer.")
     layers, divided, sources = [trace.layers[number] for number in numbers], [], list[Source]()
     for row_layer in layers:
         if head is not None:

@@ -185,7 +185,7 @@ HEAD_MEASURES: tuple[Measure, ...] = (
     ),
     # mean of e^(entropy_i) / n_i over rows with more than one visible key: 1 for a uniform row. The
     # perplexity of the row; Clark et al. 2019, section 3.3 ("broad heads").
-    Measure("broad", "keys looked at, as if evenly, of those allowed", scores=_breadth),
+    Measure("broad", "effective share of the visible keys", scores=_breadth),
     # mean of - sum_j w_ij log w_ij; always exact. Clark et al. 2019, section 3.3.
     Measure(
         "entropy", "entropy of a row, nats",

@@ -36,7 +36,7 @@ class Part:
 class Steps:
     """Steps of one token to be joined, in memory that is allocated once.
 
-    Small tensors of each step would fragment the memory around the cache, which is allocated anew
+    Small tensors of each step would fragment the memory around the cache, which is allocated again
     in each step: for SmolLM2 after 2,000 tokens, a quarter of its memory.
     """
 
