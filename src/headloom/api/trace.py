@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self
 
+import torch
+
 from headloom.errors import Hints, InputError
 from headloom.formats.head import Head
 from headloom.formats.trace import TraceData, TraceLayer
@@ -55,7 +57,7 @@ class Trace(Drawn, Hints, TraceData):
         return cls(**{name: getattr(data, name) for name in data.__dataclass_fields__})
 
     _elsewhere: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("attentions", "attention", "matrix"), "weights(layer, head)"),
+        **dict.fromkeys(("attention", "matrix"), "weights(layer, head)"),
         **dict.fromkeys(("to_frame", "to_dataframe", "df"), "to_pandas(), or trace[layer, head]"),
         **dict.fromkeys(("show", "draw", "heatmap"), "plot() or view()"),
     }
@@ -96,6 +98,11 @@ class Trace(Drawn, Hints, TraceData):
     def weights(self, layer: int | str, head: int) -> Tensor:
         """The weights of a head, (queries, keys); see `Head.weights`."""
         return self.head(layer, head).weights
+
+    @property
+    def attentions(self) -> tuple[Tensor, ...]:
+        """The weights of every layer, (1, heads, queries, keys), as Transformers gives them."""
+        return tuple(torch.stack([head.weights for head in layer])[None] for layer in self)
 
     def to_networkx(
         self, layer: int | str, head: int, threshold: float = 0.0

@@ -65,8 +65,8 @@ def train(
             dict of columns; a DataFrame; a Dataset or DatasetDict of Hugging Face; arrays (X, y)
             of images (N, H, W[, C]) or of token ids; a PyTorch Geometric Data; files of CSV, TSV,
             Parquet, JSON lines, text (.gz too) or .npz; or a dict of such parts "train", "valid"
-            and "test". What is in memory is written into the run's folder, as JSON lines, text or
-            .npz, and read from there. None: the configuration names the data.
+            and "test" (or valid= and test=). What is in memory is written into the run's folder, as
+            JSON lines, text or .npz, and read from there. None: the configuration names the data.
         run: the run's folder; None: runs/ and the name of the file or of the task's kind, for data
             in memory the first that is free or holds the same training.
         overrides: "section.key=value", as --set takes it.
@@ -81,6 +81,9 @@ def train(
     named = habitual(settings)
     run = named.pop("run", run)
     content, kept, data = _read(config, data)
+    if data is not None:
+        held_out = {part: named.pop(part) for part in ("valid", "test") if part in named}
+        data = {"train": data, **held_out} if held_out else data
     source = str(config) if isinstance(config, str | Path) and config is not data else "train"
     content = overridden(sections_of(content), overrides or ())
     plan = _plan(content, data, named, f"{source} with --set" if overrides else source)

@@ -131,7 +131,19 @@ class AttentionGraph(Drawn, Hints):
 
     _elsewhere: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
-            ("sum", "mean", "max", "argmax", "numpy", "allclose", "to_dense", "ndim", "size"),
+            (
+                "sum",
+                "mean",
+                "max",
+                "argmax",
+                "topk",
+                "triu",
+                "tril",
+                "numpy",
+                "to_dense",
+                "ndim",
+                "size",
+            ),
             'dense(), or headloom.attend(..., keep="all") for the weights as a tensor',
         ),
         **dict.fromkeys(("nodes", "edges", "neighbors"), "to_networkx(head)"),

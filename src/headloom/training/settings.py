@@ -37,6 +37,8 @@ _OTHERS = {
     "layers": "n_layers num_layers n_layer",
     "feed_forward": "d_ff dim_feedforward",
     "vocabulary": "vocab_size",
+    "valid": "eval_data eval_dataset valid_data validation_data val_data",
+    "test": "test_data",
 }
 _NAMES = {other: name for name, others in _OTHERS.items() for other in others.split()}
 
