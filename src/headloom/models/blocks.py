@@ -19,7 +19,7 @@ from torch.nn.functional import gelu, silu
 from headloom.errors import InputError
 from headloom.mechanism.attention_layer import LayerKind, PositionSizes
 from headloom.mechanism.key_value_cache import KeyValueCache
-from headloom.mechanism.masks import Mask
+from headloom.mechanism.masks import Mask, padding
 from headloom.mechanism.multihead import MultiHeadAttention
 from headloom.models.configuration import ActivationKind, Architecture
 from headloom.models.dense import Dropout, linear_maps
@@ -230,3 +230,29 @@ class DecoderBlock(_Block):
 
             outputs = self._add(outputs, cross_norm, look)
         return self._add(outputs, self.feed_forward_norm, self.feed_forward)
+
+
+def encoder_blocks(architecture: Architecture) -> nn.ModuleList:
+    """New blocks of an encoder."""
+    return nn.ModuleList(EncoderBlock(architecture) for _ in range(architecture.encoder_layers))
+
+
+def stacked(blocks: nn.ModuleList, norm: nn.Module, vectors: Tensor, *others: object) -> Tensor:
+    """The normalised output of blocks, one after the other; others: see their `forward`."""
+    for block in blocks:
+        vectors = block(vectors, *others)
+    result: Tensor = norm(vectors)
+    return result
+
+
+def padding_mask(ids: Tensor, padding_id: int) -> Mask | None:
+    """The mask that hides padding, or None where there is none."""
+    real = ids != padding_id
+    return None if bool(real.all()) else padding(real)
+
+
+def output_map(vocabulary: int, architecture: Architecture) -> nn.Linear:
+    """A new map from outputs to the score of every token."""
+    linear = nn.Linear(architecture.width, vocabulary, bias=architecture.output_bias)
+    nn.init.xavier_uniform_(linear.weight)
+    return linear

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.masks import padding
 from headloom.mechanism.shapes import describe
 from headloom.models.arguments import by_name
-from headloom.models.blocks import EncoderBlock, closing_norm
+from headloom.models.blocks import closing_norm, encoder_blocks, padding_mask, stacked
 from headloom.models.configuration import Architecture, PoolingKind, TextChoices
 from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
@@ -108,9 +107,7 @@ class Classifier(Predictor):
             raise InputError("model.layers is 0; a classifier needs at least one.")
         self.architecture, self.padding = architecture, padding
         self.pooling = pooling
-        self.encoder = nn.ModuleList(
-            EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
-        )
+        self.encoder = encoder_blocks(architecture)
         self.encoder_norm = closing_norm(architecture)
         self.dropout = Dropout(architecture.dropout)
         self.output = nn.Linear(architecture.width, classes)
@@ -122,18 +119,13 @@ class Classifier(Predictor):
 
         Raises: InputError: ids that are none, or a text of padding alone.
         """
-        real = tokens != self.padding
-        if not bool(real.any(1).all()):
+        if not bool((tokens != self.padding).any(1).all()):
             raise InputError(
                 f"the tokens are {describe(tokens)}, and a text of them has no token but padding. "
                 "Leave it out, or give it one token."
             )
-        mask = None if bool(real.all()) else padding(real)
-        outputs = self.embedding(tokens)
-        for block in self.encoder:
-            outputs = block(outputs, mask)
-        result: Tensor = self.encoder_norm(outputs)
-        return result
+        mask = padding_mask(tokens, self.padding)
+        return stacked(self.encoder, self.encoder_norm, self.embedding(tokens), mask)
 
     def outputs(self, tokens: Tensor) -> Tensor:
         """One vector for each text: ids (batch, positions) to (batch, width)."""

@@ -67,7 +67,6 @@ class Embedding(WithConstants):
         self.norm = norm_of(architecture) if normed else nn.Identity()
 
     def constants(self) -> dict[str, Tensor]:
-        """See WithConstants.constants."""
         if self.architecture.positions != "sinusoidal":
             return {}
         return {"sinusoids": sinusoidal(128, self.architecture.width)}

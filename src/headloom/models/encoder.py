@@ -15,9 +15,15 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 
 from headloom.errors import InputError
-from headloom.mechanism.masks import padding
 from headloom.models.arguments import by_name
-from headloom.models.blocks import EncoderBlock, activated, closing_norm, norm_of
+from headloom.models.blocks import (
+    activated,
+    closing_norm,
+    encoder_blocks,
+    norm_of,
+    padding_mask,
+    stacked,
+)
 from headloom.models.configuration import Architecture, TextChoices
 from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
@@ -62,9 +68,7 @@ class Encoder(Predictor):
         self.architecture = architecture
         self.padding = padding
         self.head, self.classifies_texts = head, head == "classes"
-        self.encoder = nn.ModuleList(
-            EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
-        )
+        self.encoder = encoder_blocks(architecture)
         self.encoder_norm = closing_norm(architecture)
         self.pooler = nn.Linear(width, width) if pooler or head == "classes" else None
         self.dropout = Dropout(architecture.dropout)
@@ -79,13 +83,11 @@ class Encoder(Predictor):
 
     def outputs(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """The last layer's vector of each token, (batch, positions, width)."""
-        real = tokens != self.padding
-        mask = None if bool(real.all()) else padding(real)
-        outputs = self.embedding(tokens, segments=segments)
-        for block in self.encoder:
-            outputs = block(outputs, mask)
-        result: Tensor = self.encoder_norm(outputs)
-        return result
+        vectors, mask = (
+            self.embedding(tokens, segments=segments),
+            padding_mask(tokens, self.padding),
+        )
+        return stacked(self.encoder, self.encoder_norm, vectors, mask)
 
     def pooled(self, outputs: Tensor) -> Tensor:
         """One vector for each text, (batch, width). Raises: InputError: it has no pooler."""

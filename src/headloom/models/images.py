@@ -20,7 +20,7 @@ from headloom.mechanism.positions import sinusoidal
 from headloom.mechanism.shapes import describe
 from headloom.mechanism.watching import layers_of
 from headloom.models.arguments import by_name
-from headloom.models.blocks import EncoderBlock, closing_norm
+from headloom.models.blocks import closing_norm, encoder_blocks, stacked
 from headloom.models.configuration import Architecture, BlockChoices
 from headloom.models.dense import Dropout
 from headloom.models.image_attention import ImageSelfAttention
@@ -140,15 +140,12 @@ class VisionTransformer(ImageClassifier, WithConstants):
             )
         self.hold_constants()
         self.dropout = Dropout(architecture.dropout)
-        self.encoder = nn.ModuleList(
-            EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
-        )
+        self.encoder = encoder_blocks(architecture)
         for _, layer in layers_of(self):
             layer.grids = (self.grid, self.grid)
         self.encoder_norm = closing_norm(architecture)
 
     def constants(self) -> dict[str, Tensor]:
-        """See WithConstants.constants."""
         if self.architecture.positions != "sinusoidal":
             return {}
         return {"sinusoids": sinusoidal(self.grid.length, self.architecture.width)}
@@ -164,10 +161,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
             vectors = vectors + self.positions
         elif self.architecture.positions == "sinusoidal":
             vectors = vectors + self.sinusoids
-        vectors = self.dropout(vectors)
-        for block in self.encoder:
-            vectors = block(vectors, None)
-        normed: Tensor = self.encoder_norm(vectors)
+        normed = stacked(self.encoder, self.encoder_norm, self.dropout(vectors), None)
         return normed[:, 0] if self.grid.before else normed.mean(1)
 
 

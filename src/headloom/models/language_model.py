@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headloom.mechanism.masks import causal
 from headloom.models.arguments import by_name
-from headloom.models.blocks import BlockCache, DecoderBlock, closing_norm
+from headloom.models.blocks import BlockCache, DecoderBlock, closing_norm, output_map, stacked
 from headloom.models.configuration import Architecture, TextChoices
 from headloom.models.decoding import DecodingState, WithoutTokens, sample
 from headloom.models.dense import linear_maps
@@ -80,10 +80,7 @@ class LanguageModel(Predictor):
         self.architecture = architecture
         self.padding = padding
         self.embedding = Embedding(vocabulary, architecture)
-        self.output_embedding = nn.Linear(
-            architecture.width, vocabulary, bias=architecture.output_bias
-        )
-        nn.init.xavier_uniform_(self.output_embedding.weight)
+        self.output_embedding = output_map(vocabulary, architecture)
         if architecture.tied:
             self.output_embedding.weight = self.embedding.tokens.weight
         self.decoder = nn.ModuleList(
@@ -93,11 +90,7 @@ class LanguageModel(Predictor):
 
     def outputs(self, tokens: Tensor) -> Tensor:
         """What the blocks give before the vocabulary, (batch, positions, width)."""
-        outputs = self.embedding(tokens)
-        for block in self.decoder:
-            outputs = block(outputs, causal())
-        result: Tensor = self.decoder_norm(outputs)
-        return result
+        return stacked(self.decoder, self.decoder_norm, self.embedding(tokens), causal())
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Score each next token.

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from headloom.errors import InputError
 from headloom.mechanism.masks import Mask, causal, padding
 from headloom.models.arguments import by_name
-from headloom.models.blocks import BlockCache, DecoderBlock, EncoderBlock, closing_norm
+from headloom.models.blocks import (
+    BlockCache,
+    DecoderBlock,
+    closing_norm,
+    encoder_blocks,
+    output_map,
+    padding_mask,
+    stacked,
+)
 from headloom.models.configuration import Architecture, TextChoices
 from headloom.models.decoding import DecodingState, WithoutTokens, beam_hypotheses
 from headloom.models.dense import linear_maps
@@ -53,44 +61,26 @@ class Transformer(Predictor):
         self.architecture = architecture
         self.padding = padding
         self.target_embedding = Embedding(vocabulary, architecture)
-        self.output_embedding = nn.Linear(
-            architecture.width, vocabulary, bias=architecture.output_bias
-        )
-        nn.init.xavier_uniform_(self.output_embedding.weight)
+        self.output_embedding = output_map(vocabulary, architecture)
         if architecture.tied:
             self.target_embedding.tokens.weight = self.source_embedding.tokens.weight
             self.output_embedding.weight = self.source_embedding.tokens.weight
-        self.encoder = nn.ModuleList(
-            EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
-        )
+        self.encoder = encoder_blocks(architecture)
         self.decoder = nn.ModuleList(
             DecoderBlock(architecture, source=True) for _ in range(architecture.decoder_layers)
         )
         self.encoder_norm = closing_norm(architecture)
         self.decoder_norm = closing_norm(architecture)
 
-    def source_mask(self, source: Tensor) -> Mask | None:
-        """The mask that hides padding, or None where there is none."""
-        real = source != self.padding
-        return None if bool(real.all()) else padding(real)
-
     def encode(self, source: Tensor, mask: Mask | None) -> Tensor:
         """Read the source: ids (batch, source positions) to (batch, source positions, width)."""
-        outputs = self.source_embedding(source)
-        for block in self.encoder:
-            outputs = block(outputs, mask)
-        result: Tensor = self.encoder_norm(outputs)
-        return result
+        return stacked(self.encoder, self.encoder_norm, self.source_embedding(source), mask)
 
     def outputs(self, source: Tensor, target: Tensor) -> Tensor:
         """What the decoder gives before the vocabulary, (batch, target positions, width)."""
-        mask = self.source_mask(source)
-        encoded = self.encode(source, mask)
-        outputs = self.target_embedding(target)
-        for block in self.decoder:
-            outputs = block(outputs, causal(), encoded, mask)
-        result: Tensor = self.decoder_norm(outputs)
-        return result
+        mask = padding_mask(source, self.padding)
+        encoded, vectors = self.encode(source, mask), self.target_embedding(target)
+        return stacked(self.decoder, self.decoder_norm, vectors, causal(), encoded, mask)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits of each next target token.
@@ -135,7 +125,7 @@ class Transformer(Predictor):
 
     def start(self, source: Tensor) -> DecodingState:
         """Read the source once and begin to write: the state that `step` advances."""
-        mask = self.source_mask(source)
+        mask = padding_mask(source, self.padding)
         encoded = self.encode(source, mask)
         real = None if mask is None else source != self.padding
         return DecodingState([BlockCache() for _ in self.decoder], encoded, real)
