@@ -103,8 +103,7 @@ def ablate(
                 network, run, source, heads=heads, positions=at, progress=progress
             )
     if isinstance(text, str):
-        read = text + (target or "") + (patch or "")
-        tell_unknown("the text", model._unknown_parts(read))
+        tell_unknown("the text", model._unknown_parts(text + (target or "") + (patch or "")))
     frame = result.by_change().to_pandas().rename(columns={"value": measure.name})
     frame = frame.drop(columns=["heads", "name"])
     if "most_at" in frame and len(measure.tokens) == max(len(e.at) for e in result.effects):
@@ -138,8 +137,8 @@ def _measure(
     place = _place(prediction, None)
 
     def run() -> Tensor:
-        logits = _logits(prediction, prediction.network(**prediction.inputs), place)
-        return logits[token] if other is None else logits[token] - logits[other]
+        output = prediction.network(**prediction.inputs)
+        return _less(_logits(prediction, output, place), token, other)
 
     one_sequence = not prediction.read or prediction.tokens == prediction.read
     return Measure(name, run, prediction.tokens if one_sequence else ())
@@ -176,10 +175,10 @@ def relevance(
         raise InputError("relevance: give the text that the model reads.")
     _check_against(logit, against)
     prediction = model._prediction(text, target, token)
-    network, pooling, place = prediction.network, prediction.pooling, _place(prediction, token)
+    network, place = prediction.network, _place(prediction, token)
     number = None if logit is None else prediction.number("logit", logit)
     other = None if against is None else prediction.number("against", against)
-    inputs: dict[str, Any] = dict(prediction.inputs)
+    inputs: dict[str, Tensor | int] = dict(prediction.inputs)
     is_last = place is not None and place == len(prediction.read) - 1
     if is_last and "logits_to_keep" in inspect.signature(network.forward).parameters:
         inputs["logits_to_keep"] = 1
@@ -189,17 +188,15 @@ def relevance(
     value = 0.0
     rows: int | Tensor = place or 0
     parts: Tensor | None = None
-    if pooling is not None:
+    if prediction.parts is not None:
         # The pooling is one more layer, of one query and one head, whose values are what positions
         # add to the logit: like every layer it is weighed, and what is negative counts nothing.
-        parts = pooling.parts()
-        parts = parts[:, number] if other is None else parts[:, number] - parts[:, other]
+        parts = _less(prediction.parts(), number, other)
         rows = parts.clamp(min=0)
 
-    def score(output: Any) -> Tensor:
+    def score(output: object) -> Tensor:
         nonlocal value
-        logits = _logits(prediction, output, place)
-        asked = logits[number] if other is None else logits[number] - logits[other]
+        asked = _less(_logits(prediction, output, place), number, other)
         value = float(asked.detach())
         return asked
 
@@ -214,7 +211,7 @@ def relevance(
         "model": model.name, "predicted": _name(prediction, number), "logit": value,
         "against": None if other is None else _name(prediction, other), "position": place,
         "after": None if place is None else shown(prediction.read)[place],
-        "tokens": list(prediction.tokens), "pooling": None if pooling is None else pooling.name,
+        "tokens": list(prediction.tokens), "pooling": prediction.pooling,
         "parts": None if parts is None else parts.tolist(),
     }  # fmt: skip
     return frame
@@ -244,6 +241,11 @@ def _place(prediction: Prediction, position: int | None) -> int | None:
     if not -count <= place < count:
         raise InputError(f"token {place}: there are tokens 0 to {count - 1}.")
     return place % count
+
+
+def _less(logits: Tensor, number: int, other: int | None) -> Tensor:
+    """One of logits, in the last dimension, less another."""
+    return logits[..., number] if other is None else logits[..., number] - logits[..., other]
 
 
 def _logits(prediction: Prediction, output: Any, place: int | None) -> Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from headloom.api.questions import (
     Prediction,
     PredictOptions,
     check_text,
+    one_label,
     one_token,
 )
 from headloom.errors import InputError
@@ -58,7 +59,6 @@ class PretrainedModel(Model):
 
     @property
     def tokenizer(self) -> Any:
-        """See Model."""
         if self._tokenizer is None:
             self._tokenizer = find_tokenizer(self.module)
         return self._tokenizer
@@ -75,11 +75,10 @@ class PretrainedModel(Model):
 
     @property
     def _body(self) -> nn.Module:
-        body: nn.Module = self._network if self._whole else self._network.base_model
-        return body
+        return cast(nn.Module, self._network if self._whole else self._network.base_model)
 
     def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
-        """See Model. The text itself; of an encoder-decoder its ids and those of the target."""
+        """The text itself; of an encoder-decoder its ids and those of the target."""
         kind = self._config.model_type
         if target is not None and (generates or not self._is_pair):
             why = "writes its own, by generate" if generates else "reads one text and has no target"
@@ -98,7 +97,7 @@ class PretrainedModel(Model):
         return {**source, "decoder_input_ids": torch.tensor([ids])}
 
     def _image_inputs(self, picture: Image, text: str | None) -> tuple[PretrainedModel, Inputs]:
-        """See Model. An image stands where the text has the image token, else before the text."""
+        """An image stands where the text has the image token, else before the text."""
         library, kind = transformers(), self._config.model_type
         takes = inspect.signature(self.module.forward).parameters
         if "pixel_values" not in takes:
@@ -107,25 +106,22 @@ class PretrainedModel(Model):
             needs = "reads a text too: give it" if text is None else "reads no text: leave it out"
             raise InputError(f"text: a {kind} {needs}.")
         names: Any = None
+
+        def processor(kind: str) -> Any:
+            return getattr(library, kind).from_pretrained(self.name, trust_remote_code=False)
+
         try:
             with without_output(library):
                 if text is not None and getattr(self._config, "image_token_id", None) is not None:
-                    names = library.AutoProcessor.from_pretrained(
-                        self.name, trust_remote_code=False
-                    )
+                    names = processor("AutoProcessor")
                     token = str(names.image_token)
                     text = text if token in text else token + text
                     inputs = dict(names(images=picture, text=text, return_tensors="pt"))
                     inputs.pop("labels", None)
                 else:
-                    processor = library.AutoImageProcessor.from_pretrained(
-                        self.name, trust_remote_code=False
-                    )
-                    inputs = dict(processor(picture, return_tensors="pt"))
+                    inputs = dict(processor("AutoImageProcessor")(picture, return_tensors="pt"))
                     if text is not None:
-                        names = library.AutoTokenizer.from_pretrained(
-                            self.name, trust_remote_code=False
-                        )
+                        names = processor("AutoTokenizer")
                         inputs.update(names(text, return_tensors="pt", verbose=False))
         except Exception as error:
             raise InputError(
@@ -136,7 +132,6 @@ class PretrainedModel(Model):
         return PretrainedModel(self.name, self.module, names), inputs
 
     def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
-        """See Model."""
         if not self._is_pair:
             raise InputError(
                 f"a {self._config.model_type} reads one text; only an encoder-decoder looks from a "
@@ -164,7 +159,7 @@ class PretrainedModel(Model):
         return Pairs(inputs, *words)
 
     def _windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
-        """See Model. Special tokens and offsets are those of each window."""
+        """Special tokens and offsets are those of each window."""
         if self._is_pair:
             kind = self._config.model_type
             raise InputError(f"window: a {kind} writes a target for the whole source.")
@@ -196,8 +191,10 @@ class PretrainedModel(Model):
         if not isinstance(text, str):
             (texts,) = given_columns(text, {"text": None})
             own = [self._loss(each, target) for each in texts]
-            mean = partial(_mean, [each.run for each in own])
-            return Measure(own[0].name, mean, differentiable=own[0].differentiable)
+            return Measure(
+                own[0].name, lambda: torch.stack([each.run() for each in own]).mean(),
+                differentiable=own[0].differentiable,
+            )  # fmt: skip
         self._inputs(text, target)  # refuses a target of a model that has none, or the lack of one
         network = self._network
         inputs = dict(self._words(text, return_tensors="pt", verbose=False))
@@ -220,7 +217,6 @@ class PretrainedModel(Model):
         return Measure("loss", lambda: next_token_loss(network(**inputs).logits, ids), tokens)
 
     def _prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
-        """See Model."""
         read = self._inputs(text, target)
         if isinstance(read, str):
             read = self._words(text, return_tensors="pt", verbose=False)
@@ -230,24 +226,17 @@ class PretrainedModel(Model):
         if not ids:
             raise InputError("the text is empty; give at least one token.")
         tokens = token_names(ids, self._words)
-        kind = type(self.module).__name__
         if self._classifies:
-            labels: dict[int, str] = {n: str(name) for n, name in self._config.id2label.items()}
-
-            def number(option: str, name: str) -> int:
-                if name not in labels.values():
-                    known = ", ".join(labels.values())
-                    raise InputError(f"{option} {name}: no such label; there are {known}.")
-                return next(n for n, label in labels.items() if label == name)
-
+            labels = [str(name) for _, name in sorted(self._config.id2label.items())]
             return Prediction(
-                self.module, given, tokens, [], number,
+                self.module, given, tokens, [], partial(one_label, labels),
                 lambda numbers: [labels[n] for n in numbers],
             )  # fmt: skip
         if not self._predicts_tokens:
             raise InputError(
-                f"{kind} predicts nothing that a token could be relevant for. Give a language "
-                "model, or a classifier of whole texts (ForSequenceClassification)."
+                f"{type(self.module).__name__} predicts nothing that a token could be relevant "
+                "for. Give a language model, or a classifier of whole texts "
+                "(ForSequenceClassification)."
             )
         after = tokens
         if "decoder_input_ids" in given:
@@ -264,7 +253,6 @@ class PretrainedModel(Model):
 
     @property
     def _predicts(self) -> Kind | None:
-        """See Model."""
         if self._classifies:
             return "label"
         if self._is_masked or not self._predicts_tokens:
@@ -295,7 +283,6 @@ class PretrainedModel(Model):
         return inputs["input_ids"], written
 
     def _continuation(self, prompt: str, options: PredictOptions) -> str:
-        """See Model."""
         how: JsonObject = {"do_sample": False}
         if options.temperature:
             how = {"do_sample": True, "temperature": options.temperature,
@@ -308,7 +295,6 @@ class PretrainedModel(Model):
     def _translations(
         self, lines: Iterator[str], options: PredictOptions, described: bool
     ) -> Iterator[JsonObject]:
-        """See Model."""
         how: JsonObject = {"num_beams": options.beam, "num_return_sequences": options.n_best}
         if options.length_penalty is not None:
             how["length_penalty"] = options.length_penalty
@@ -325,7 +311,6 @@ class PretrainedModel(Model):
 
     @torch.no_grad()
     def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
-        """See Model."""
         module = self._network
         results: list[ClassProbabilities | None] = []
         for text in texts:
@@ -376,7 +361,3 @@ class PretrainedModel(Model):
         ids = self._words(word, add_special_tokens=False)["input_ids"]
         unknown = None if word == self._words.unk_token else self._words.unk_token_id
         return one_token(f"{option} {word}", ids, unknown)
-
-
-def _mean(runs: Sequence[Callable[[], Tensor]]) -> Tensor:
-    return torch.stack([run() for run in runs]).mean()

@@ -87,19 +87,6 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Pooling:
-    """Pooling of the outputs of all positions to one vector, by a classifier.
-
-    name: "mean", "first" or "max".
-    parts: gives what each position adds to each logit, (positions, classes); with the bias, the
-    sums are the logits.
-    """
-
-    name: str
-    parts: Callable[[], torch.Tensor]
-
-
-@dataclass(frozen=True, eq=False)
 class Prediction:
     """A model, the inputs it reads, and the names of its predictions.
 
@@ -109,7 +96,8 @@ class Prediction:
     number: from an option and its word to the number of the logit, or an InputError; names: from
     numbers to names.
     masked: the place of a mask, whose token is predicted.
-    pooling: of a classifier whose class comes from all positions; None: from the first.
+    pooling: "mean" or "max", of a classifier whose class comes from all positions; None: from one.
+    parts: gives what each position adds then to each logit, (positions, classes).
     """
 
     network: nn.Module
@@ -119,7 +107,8 @@ class Prediction:
     number: Callable[[str, str], int]
     names: Callable[[list[int]], Sequence[str]]
     masked: int | None = None
-    pooling: Pooling | None = None
+    pooling: str | None = None
+    parts: Callable[[], torch.Tensor] | None = None
 
 
 def check_text(text: str | Sequence[int]) -> None:
@@ -141,16 +130,16 @@ def check_output(output: Path, overwrite: bool) -> None:
             raise DataError(f"{output} exists already. Choose another name, or give overwrite.")
 
 
+def one_label(labels: Sequence[str], option: str, word: str) -> int:
+    """The number of a label. Raises: InputError: there is no such."""
+    if word not in labels:
+        known = ", ".join([*labels[:20], *["..."][: len(labels) > 20]])
+        raise InputError(f"{option} {word}: no such label; there are {known}.")
+    return labels.index(word)
+
+
 def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:
-    """The only token of a word.
-
-    Args:
-        option: and the word, for the error.
-        ids: of the word.
-        unknown: the token of all that the vocabulary lacks; None: there is none.
-
-    Raises: InputError: it has several, or none, or is not in the vocabulary.
-    """
+    """The only token of a word. Raises: InputError: it has more, or is not in the vocabulary."""
     if len(ids) != 1:
         raise InputError(f"{option}: {len(ids)} tokens; expected one. Give another word.")
     if ids[0] == unknown:

@@ -22,10 +22,10 @@ from headloom.api.questions import (
     Kind,
     Measure,
     Pairs,
-    Pooling,
     Prediction,
     PredictOptions,
     check_text,
+    one_label,
     one_token,
 )
 from headloom.api.word_weights import word_weights_of
@@ -108,13 +108,12 @@ class RunModel(Model):
         return self._run.data.vocabulary
 
     def _unknown_parts(self, text: str) -> Sequence[str]:
-        """See Model."""
         return self._run.vocabulary.unknown_parts(text)
 
     def _inputs(
         self, text: str, target: str | None = None, *, generates: bool = False
     ) -> dict[str, Tensor]:
-        """See Model. A translator without a target reads the translation that it writes itself."""
+        """A translator without a target reads the translation that it writes itself."""
         if isinstance(self._run.config.task, NodesConfig):
             raise InputError(f"{self.path} reads its graph alone. Give it nothing else.")
         if generates and (self._run.translates or self._run.model.classifies_texts):
@@ -122,7 +121,7 @@ class RunModel(Model):
         return self._ids(text, target)
 
     def _image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
-        """See Model. The picture is made grey where the run's images are, and scaled to their size
+        """The picture is made grey where the run's images are, and scaled to their size
         where the run scales its own.
 
         Raises: InputError: a run that sees no images; a text beside it; a picture of another size.
@@ -146,7 +145,6 @@ class RunModel(Model):
 
     @property
     def _predicts(self) -> Kind | None:
-        """See Model."""
         if self._run.translates:
             return "translation"
         if self._run.model.classifies_texts:
@@ -154,20 +152,17 @@ class RunModel(Model):
         return "text" if isinstance(self._run.model, LanguageModel) else None
 
     def _continuation(self, prompt: str, options: PredictOptions) -> str:
-        """See Model."""
         return generate_text(
             self._run, prompt, length=options.max_new_tokens, temperature=options.temperature,
             top=options.top_k, top_p=options.top_p, seed=options.seed,
         )  # fmt: skip
 
     def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
-        """See Model."""
         return classify(self._run.model, self._run.data, texts)
 
     def _translations(
         self, lines: Iterator[str], options: PredictOptions, described: bool
     ) -> Iterator[JsonObject]:
-        """See Model."""
         run, n_best, penalty = self._run, options.n_best, options.length_penalty
         penalty = run.length_penalty if penalty is None else penalty
         search = Search(options.beam, penalty, products=options.products)
@@ -214,7 +209,6 @@ class RunModel(Model):
             }
 
     def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
-        """See Model."""
         if not self._run.translates:
             raise InputError(
                 f"{self.path}: this run {self._run.model.purpose}; only a translator "
@@ -236,7 +230,6 @@ class RunModel(Model):
         )
 
     def _windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
-        """See Model."""
         if self._run.translates or self._run.model.classifies_texts:
             raise InputError(
                 f"window: {self.path} {self._run.model.purpose}, a whole text at once. "
@@ -254,7 +247,6 @@ class RunModel(Model):
         ]
 
     def _verify(self, inputs: Inputs, options: TraceOptions, *, generates: bool = False) -> None:
-        """See Model."""
         super()._verify(_without_offsets(inputs), options, generates=generates)
 
     def _traced(
@@ -262,7 +254,7 @@ class RunModel(Model):
         generate: int | Mapping[str, object] | None = None,
         **known: Any,
     ) -> TraceData | list[TraceData]:  # fmt: skip
-        """See Model. Windows of a text keep their offsets in it; a graph is traced whole."""
+        """Windows of a text keep their offsets in it; a graph is traced whole."""
         task = self._run.task() if inputs is None else None
         if isinstance(task, NodesTask):
             whole = trace_nodes(self.module, task.inputs(), task.names)
@@ -283,15 +275,14 @@ class RunModel(Model):
         return made
 
     def _like(self, other: object) -> Model:
-        """See Model. Also by its folder."""
+        """Also by its folder."""
         return type(self)(other) if isinstance(other, str | Path) else super()._like(other)
 
     def _held_out(self, data: object, split: str | None) -> HeldOut:
-        """See Model."""
         return held_out_of_run(self._run, data, split)
 
     def _loss(self, text: object, target: str | None) -> Measure:
-        """See Model. A token of an image is a pixel."""
+        """A token of an image is a pixel."""
         filler = _NONE if self.tokenizer is None else self.tokenizer.pad
         size = self._run.config.training.batch_tokens
         if isinstance(text, str):
@@ -325,18 +316,19 @@ class RunModel(Model):
         return Batch({"tokens": read[:, :-1]}, read[:, 1:], read.shape[1])
 
     def _prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
-        """See Model."""
         words = self._run.vocabulary
         inputs = self._ids(text, target)
         names = [token_names(ids[0].tolist(), words) for ids in inputs.values()]
         if (model := self._run.model).classifies_texts:
-            labels, pooling = classes_of(self._run.data), None
-            if isinstance(model, Classifier):  # others read the class from one token
-                pooling = Pooling(model.pooling, lambda: model.contributions(**inputs)[0])
-            return Prediction(
+            labels = classes_of(self._run.data)
+            prediction = Prediction(
                 model, inputs, names[0], [], self._number,
-                lambda numbers: [labels[number] for number in numbers], pooling=pooling,
+                lambda numbers: [labels[number] for number in numbers],
             )  # fmt: skip
+            if not isinstance(model, Classifier):  # others read the class from one token
+                return prediction
+            pooling, parts = model.pooling, model.contributions
+            return replace(prediction, pooling=pooling, parts=lambda: parts(**inputs)[0])
         return Prediction(
             model, inputs, names[0], names[-1], self._number,
             lambda numbers: token_names(numbers, words),
@@ -345,11 +337,7 @@ class RunModel(Model):
     def _number(self, option: str, word: str) -> int:
         """The token that the word of an option names; of a classifier, the number of a class."""
         if self._run.model.classifies_texts:
-            labels = classes_of(self._run.data)
-            if word not in labels:
-                known = ", ".join([*labels[:20], *["..."][: len(labels) > 20]])
-                raise InputError(f"{option} {word}: no such label; there are {known}.")
-            return labels.index(word)
+            return one_label(classes_of(self._run.data), option, word)
         words = self._run.vocabulary
         return one_token(f"{option} {word}", words.encode(word), words.unknown)
 

@@ -82,7 +82,9 @@ def train(
     run = named.pop("run", run)
     content, kept, data = _read(config, data)
     if data is not None:
-        held_out = {part: named.pop(part) for part in ("valid", "test") if part in named}
+        held_out: JsonObject = {
+            part: named.pop(part) for part in ("valid", "test") if part in named
+        }
         data = {"train": data, **held_out} if held_out else data
     source = str(config) if isinstance(config, str | Path) and config is not data else "train"
     content = overridden(sections_of(content), overrides or ())
