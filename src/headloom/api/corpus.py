@@ -221,11 +221,7 @@ class TracingWork:
 
 
 def _trace_all(
-    work: TracingWork,
-    texts: Mapping[str, str],
-    workers: str,
-    progress: _Told,
-    model: Model | None,
+    work: TracingWork, texts: Mapping[str, str], workers: str, progress: _Told, model: Model | None
 ) -> CorpusTraces:
     folder = work.folder
     with own_folder(folder, "traces there"):

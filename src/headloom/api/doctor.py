@@ -9,10 +9,9 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -26,14 +25,8 @@ if TYPE_CHECKING:
 _NOT_SHOWN = {"dev", "docs", "all"}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One fact.
-
-    group: the heading that it stands under.
-    name, value: what it is of, and what it is.
-    problem: what is wrong, with the remedy; None: nothing.
-    """
+class Finding(NamedTuple):
+    """A fact under a heading; problem: what is wrong, with the remedy, or None."""
 
     group: str
     name: str
@@ -53,7 +46,7 @@ def doctor(*, progress: Callable[[str, str, str], None] | None = None) -> pandas
     # The slow ones last: torch is imported after the first of them.
     for part in (_packages, _machine, _kernels, _self_check):
         for finding in part():
-            findings.append(asdict(finding))
+            findings.append(finding)
             if progress is not None:
                 progress(finding.group, finding.name, finding.value)
     import pandas

@@ -35,6 +35,8 @@ from headloom.training.resampling import Comparison, Confidence, Resampling, com
 if TYPE_CHECKING:
     import pandas
 
+#: Of one example alone.
+_NO_INTERVAL = Confidence(math.nan, math.nan)
 #: Told how much is done, of how much or None, and of what.
 Progress = Callable[..., None]
 #: The largest p-value of a difference that counts as shown.
@@ -57,11 +59,14 @@ class Evaluation(dict[str, float]):
 
     def __init__(
         self, values: Mapping[str, float], titles: Sequence[str], header: Sequence[str],
-        rows: list[list[str]], notes: list[str], content: JsonObject, table: pandas.DataFrame,
+        rows: list[list[str]], notes: list[str], content: JsonObject, table: list[JsonObject],
     ) -> None:  # fmt: skip
+        import pandas
+
         super().__init__(values)
         self.titles, self.header, self.rows = titles, header, rows
-        self.notes, self.content, self.table = notes, content, table
+        self.notes, self.content, self.table = notes, content, pandas.DataFrame(table)
+        self._printed = pandas.DataFrame(rows, columns=list(header))
 
     def __missing__(self, name: str) -> float:
         """Say which measures there are."""
@@ -72,19 +77,14 @@ class Evaluation(dict[str, float]):
         return self.table
 
     def __repr__(self) -> str:
-        import pandas
-
-        shown = pandas.DataFrame(self.rows, columns=list(self.header)).to_string(index=False)
-        return "\n".join([*self.titles, shown, *self.notes])
+        return "\n".join([*self.titles, self._printed.to_string(index=False), *self.notes])
 
     def _repr_html_(self) -> str:
         """The table in HTML, for notebooks."""
-        import pandas
-
-        shown = pandas.DataFrame(self.rows, columns=list(self.header)).to_html(index=False)
-        around = ["".join(f"<p>{escape(line)}</p>" for line in part)
-                  for part in (self.titles, self.notes)]  # fmt: skip
-        return shown.join(around)
+        above, below = (
+            "".join(f"<p>{escape(line)}</p>" for line in part) for part in (self.titles, self.notes)
+        )
+        return f"{above}{self._printed.to_html(index=False)}{below}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,21 +244,17 @@ def _number(measure: CorpusMeasure, value: float) -> str:
     return f"{value:.{measure.digits}f}"
 
 
-def _range(measure: CorpusMeasure, part: Confidence | None) -> str:
-    return "-" if part is None else f"{_number(measure, part.low)}-{_number(measure, part.high)}"
-
-
-def _ends(part: Confidence | None) -> tuple[float, float]:
-    return (math.nan, math.nan) if part is None else (part.low, part.high)
+def _range(measure: CorpusMeasure, part: Confidence) -> str:
+    if part is _NO_INTERVAL:
+        return "-"
+    return f"{_number(measure, part.low)}-{_number(measure, part.high)}"
 
 
 def _of_one(one: _Measured, how: Resampling) -> Evaluation:
-    import pandas
-
-    results, facts = one.results, one.results.facts
-    # Of one example alone there is no interval.
-    known = {m.name: interval(m, how) for m in results.measures if len(m.statistics) > 1}
-    rows = [[m.label, _number(m, m.value), _range(m, known.get(m.name))] for m in results.measures]
+    measures, facts = one.results.measures, one.results.facts
+    known = {m.name: interval(m, how) for m in measures if len(m.statistics) > 1}
+    parts = [(m, known.get(m.name, _NO_INTERVAL)) for m in measures]
+    rows = [[m.label, _number(m, m.value), _range(m, part)] for m, part in parts]
     notes = []
     if facts.get("unknown_tokens"):
         notes.append(
@@ -269,18 +265,16 @@ def _of_one(one: _Measured, how: Resampling) -> Evaluation:
         notes.append(f"Chance: {facts['chance']:.4f} right.")
     header = ("measure", "value", f"{how.level:.0%} interval")
     content = {**one.content(known), "resampling": asdict(how)}
-    table = pandas.DataFrame(
-        [(m.name, m.value, *_ends(known.get(m.name))) for m in results.measures],
-        columns=["measure", "value", "low", "high"],
-    )
-    values = {m.name: m.value for m in results.measures}
+    table: list[JsonObject] = [
+        {"measure": m.name, "value": m.value, "low": part.low, "high": part.high}
+        for m, part in parts
+    ]
+    values = {m.name: m.value for m in measures}
     notes += one.signatures
     return Evaluation(values, [one.title], header, rows, notes, content, table)
 
 
 def _of_two(one: _Measured, two: _Measured, how: Resampling) -> Evaluation:
-    import pandas
-
     same_tokens = one.of.tokenizer == two.of.tokenizer
     others = {measure.name: measure for measure in two.results.measures}
     comparisons = [
@@ -322,14 +316,15 @@ def _of_two(one: _Measured, two: _Measured, how: Resampling) -> Evaluation:
         "in_words": in_words,
         "resampling": asdict(how),
     }
-    table = pandas.DataFrame(
-        [
-            (c.measure.name, c.first, *_ends(c.first_interval), c.second, *_ends(c.second_interval),
-             c.difference, c.p)
-            for c in comparisons
-        ],
-        columns=["measure", "A", "A_low", "A_high", "B", "B_low", "B_high", "difference", "p"],
-    )  # fmt: skip
+    table: list[JsonObject] = [
+        {
+            "measure": c.measure.name,
+            "A": c.first, "A_low": c.first_interval.low, "A_high": c.first_interval.high,
+            "B": c.second, "B_low": c.second_interval.low, "B_high": c.second_interval.high,
+            "difference": c.difference, "p": c.p,
+        }
+        for c in comparisons
+    ]  # fmt: skip
     header = ("measure", "A", f"{level} of A", "B", f"{level} of B", "B - A", "p")
     notes = [f"Not comparable: {', '.join(left_out)}."] if left_out else []
     titles = [f"A: {one.title}", f"B: {two.title}"]
@@ -356,15 +351,12 @@ def _on_the_same(first: _Measured, second: _Measured) -> tuple[_Measured, _Measu
 def _check_same_data(first: HeldOut, second: HeldOut) -> None:
     if first.digest == second.digest:
         return
-    why = ""
-    if first.config is not None and second.config is not None:
-        (one, seed), (two, other) = (
-            (c.task.kind, c.training.seed) for c in (first.config, second.config)
-        )
-        if one != two:
-            why = f" (task.kind {one} and {two})"
-        elif one in ("dates", "repeats") and seed != other:
-            why = f" (drawn with training.seed {seed} and {other})"
+    why, configs = "", [each.config for each in (first, second) if each.config is not None]
+    kinds, seeds = [c.task.kind for c in configs], [c.training.seed for c in configs]
+    if len(set(kinds)) == 2:
+        why = f" (task.kind {kinds[0]} and {kinds[1]})"
+    elif len(set(seeds)) == 2 and kinds[0] in ("dates", "repeats"):
+        why = f" (drawn with training.seed {seeds[0]} and {seeds[1]})"
     raise InputError(
         f"{first.name} and {second.name}: their {first.split} data differ{why}. Two models "
         "are compared on the same data."

@@ -108,8 +108,7 @@ def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) ->
     graph = trace.layers[number][head].to_networkx()
     graph.graph["layer"] = number
     named = networkx.relabel_nodes(
-        graph,
-        {node: "".join(map(str, node)) for node in graph.nodes if isinstance(node, tuple)},
+        graph, {node: "".join(map(str, node)) for node in graph.nodes if isinstance(node, tuple)}
     )
     for _, values in named.nodes(data=True):
         values["token"] = values["label"]

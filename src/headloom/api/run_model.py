@@ -56,12 +56,7 @@ from headloom.training.tasks.images import normalised, shape_of
 from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.tasks.nodes import NodesTask
 from headloom.training.text import Vocabulary
-from headloom.training.translation import (
-    Search,
-    TranslatedLine,
-    translate,
-    translated_windows,
-)
+from headloom.training.translation import Search, TranslatedLine, translate, translated_windows
 from headloom.training.validation import mean_loss
 
 if TYPE_CHECKING:

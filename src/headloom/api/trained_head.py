@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from headloom.analysis.effects.interventions import reaching
 from headloom.analysis.matrices.projections import LayerMatrices, matrices_of, output_projection
 from headloom.api.model import Model
+from headloom.api.questions import Inputs
 from headloom.errors import InputError
+from headloom.formats.files import JsonObject
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.graph import Top
@@ -46,7 +48,7 @@ class LayerCalled:
     b_O: Tensor | None
 
 
-def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
+def layer_calls(model: Model, inputs: Inputs) -> dict[str, LayerCalled]:
     """Run a model once, and keep what every attention layer read and made, by the layer's path.
 
     Layers whose matrices, or what enters them, could not be told are left out.
@@ -57,17 +59,14 @@ def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
     entered: dict[str, tuple[Tensor, Tensor]] = {}
     calls: dict[str, LayerCalled] = {}
 
-    def enter(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def note(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            spare = ("encoder_hidden_states", "key_value_states", "keys_from")
-            own = args[0] if args else options.get("hidden_states")
-            other = next((options[key] for key in spare if options.get(key) is not None), None)
-            if isinstance(module, MultiHeadAttention) and len(args) > 1:
-                other = args[1]
-            if isinstance(own, Tensor):
-                entered[name] = own, own if other is None else other
-
-        return note
+    def enter(name: str, module: nn.Module, args: Sequence[Tensor], options: JsonObject) -> None:
+        spare = ("encoder_hidden_states", "key_value_states", "keys_from")
+        own = args[0] if args else options.get("hidden_states")
+        other = next((options[key] for key in spare if options.get(key) is not None), None)
+        if isinstance(module, MultiHeadAttention) and len(args) > 1:
+            other = args[1]
+        if isinstance(own, Tensor):
+            entered[name] = own, own if other is None else other
 
     def note(call: LayerCall, output: Tensor) -> Tensor:
         path = call.path
@@ -83,12 +82,12 @@ def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
         return output
 
     if isinstance(inputs, str):
-        inputs = model.tokenizer(inputs, return_tensors="pt")
+        inputs = dict(model.tokenizer(inputs, return_tensors="pt"))
     ready = {name: value for name, value in inputs.items() if name != "offset_mapping"}
     with torch.no_grad(), ExitStack() as stack:
         for name in matrices:
             module = network.get_submodule(name)
-            handle = module.register_forward_pre_hook(enter(name), with_kwargs=True)
+            handle = module.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
             stack.callback(handle.remove)
         stack.enter_context(reaching(network, note, operation="steps"))
         network(**ready)
