@@ -122,12 +122,12 @@ def draw(history: History, layer: int, head: int, measure: str, since: int, path
     matrices = [trace_of_snapshot(snapshot).layers[layer].graph.dense()[head] for snapshot in kept]
     steps = {snapshot.step for snapshot in kept}
     moments = [moment for moment in formation(history, measure) if moment.step in steps]
-    scores = [moment.scores[layer, head] for moment in moments]
+    scores = [(moment.step, moment.scores[layer, head]) for moment in moments]
     losses = [(s.step, s.loss) for s in kept if s.loss is not None]
     figure = snapshots(
         [snapshot.step for snapshot in kept],
         matrices,
-        {measure: scores, "loss": ([step for step, _ in losses], [loss for _, loss in losses])},
+        {measure: scores, "loss": losses},
         title=f"{layer}.{head}: from random to {measure}",
         shown=8,
     )

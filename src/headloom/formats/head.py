@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import Hints
 from headloom.formats.layer_data import LayerData
 from headloom.formats.terms import Terms
 from headloom.formats.tokens import shown, visible
-from headloom.mechanism.drawn import Drawn
+from headloom.mechanism.drawn import Drawn, DrawnHeads
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import place_of
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class TraceLayer(Drawn, Hints):
+class TraceLayer(DrawnHeads):
     """One attention call of a model.
 
         name           its path in the model
@@ -180,32 +179,6 @@ class TraceLayer(Drawn, Hints):
             return "what enters its scores besides queries and keys was not kept"
         return None
 
-    def plot(
-        self,
-        head: int | None = None,
-        *,
-        ax: Axes | Figure | None = None,
-        width: float | None = None,
-        **imshow: object,
-    ) -> Any:
-        """Draw the weights of a head, tokens on both axes; or all heads beside each other.
-
-        Rows are queries, columns keys; a colour is the square root of a weight, so that small ones
-        are seen. Exact where the layer has its queries and keys or every edge; else of the kept
-        edges, and the picture says what is missing.
-
-        Args:
-            head: which one; None: all.
-            ax: axes to draw into, or a figure to fill; None: a new figure, which a notebook and
-                ``pyplot.show()`` show.
-            width: of a new figure, in millimetres; its height follows.
-            imshow: options of `matplotlib.axes.Axes.imshow`, as cmap, vmax and norm.
-
-        Returns: the axes; of all heads an array of them.
-        Raises: InputError: no such head; matplotlib is not installed.
-        """
-        return self._plot("head_or_all", self, head, ax=ax, width=width, **imshow)
-
     def __getitem__(self, head: int) -> Head:
         """``layer[2]``: a head; -1 is the last one. Raises: InputError: there is no such head."""
         return Head(self, place_of("layer", self.name, "head", head, self.heads))
@@ -223,7 +196,7 @@ class TraceLayer(Drawn, Hints):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Head(Drawn, Hints):
+class Head(Drawn):
     """One head of a layer of a trace: ``trace[layer, head]``.
 
     layer: the layer that it belongs to; number: its place among the heads of the layer.

@@ -245,7 +245,7 @@ class History(Drawn, Hints):
                 ``title``, and ``shown``: snapshots at most.
 
         Returns: axes; or an array of them: one for each curve, or snapshot.
-        Raises: InputError: no such name, layer or head. DataError: there is no snapshot.
+        Raises: InputError: no such name or head. DataError: no such layer, or no snapshot.
         """
         return self._plot("history", self, name, layer, head, ax=ax, width=width, **options)
 

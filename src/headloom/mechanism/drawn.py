@@ -43,12 +43,6 @@ class Drawn(Hints):
         return import_module("headloom.studio.notebook").display(self)
 
 
-def _pictures(asker: str) -> ModuleType:
-    """The module of pictures. Raises: InputError: matplotlib is not installed."""
-    with optional_package(asker, installing("pictures")):
-        return import_module("headloom.studio.pictures")
-
-
 class Plotted(Drawn):
     """Mixin of classes of which there is one thing to draw."""
 
@@ -58,3 +52,40 @@ class Plotted(Drawn):
     def plot(self, ax: object = None, width: float | None = None, **options: object) -> Any:
         """Draw it; ax, width and options: see `headloom.TraceLayer.plot`."""
         return self._plot(self._picture, self, ax=ax, width=width, **options)
+
+
+class DrawnHeads(Drawn):
+    """Mixin of what has weights of heads, (heads, queries, keys)."""
+
+    def plot(
+        self,
+        head: int | None = None,
+        *,
+        ax: object = None,
+        width: float | None = None,
+        **imshow: object,
+    ) -> Any:
+        """Draw the weights of a head, tokens on both axes; or all heads beside each other.
+
+        Rows are queries, columns keys; a colour is the square root of a weight, so that small ones
+        are seen. Exact where it has queries and keys or every edge; else of the kept edges, and the
+        picture says what is missing. Of more than 1,024 positions (64 beside other heads) a cell
+        is the mass of a block, in one pass: no matrix is formed.
+
+        Args:
+            head: which one; None: all.
+            ax: axes to draw into, or a figure to fill; None: a new figure, which a notebook and
+                ``pyplot.show()`` show.
+            width: of a new figure, in millimetres; its height follows.
+            imshow: options of `matplotlib.axes.Axes.imshow`, as cmap, vmax and norm.
+
+        Returns: the axes; of all heads an array of them.
+        Raises: InputError: no such head; matplotlib is not installed.
+        """
+        return self._plot("head_or_all", self, head, ax=ax, width=width, **imshow)
+
+
+def _pictures(asker: str) -> ModuleType:
+    """The module of pictures. Raises: InputError: matplotlib is not installed."""
+    with optional_package(asker, installing("pictures")):
+        return import_module("headloom.studio.pictures")

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import Hints, InputError
-from headloom.mechanism.drawn import Drawn
+from headloom.errors import InputError
+from headloom.mechanism.drawn import DrawnHeads
 from headloom.mechanism.parts import changed
 from headloom.mechanism.shapes import describe, in_words, place_of, whole_number
 
@@ -98,7 +98,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionGraph(Drawn, Hints):
+class AttentionGraph(DrawnHeads):
     """The kept edges and the rows of one attention call.
 
     A weighted, directed graph: an edge leads from a query (row) to a key (column) that it looks
@@ -176,16 +176,6 @@ class AttentionGraph(Drawn, Hints):
     def k(self) -> int:
         """How many edges of a row are kept at most."""
         return self.keys.shape[-1]
-
-    def plot(
-        self, head: int | None = None, *, ax: object = None, width: float | None = None,
-        **imshow: object,
-    ) -> Any:  # fmt: skip
-        """Draw the kept weights of a head, or of all heads beside each other.
-
-        See `headloom.TraceLayer.plot`; rows and columns are named by their positions.
-        """
-        return self._plot("head_or_all", self, head, ax=ax, width=width, **imshow)
 
     def __repr__(self) -> str:
         edges = int((self.keys >= 0).sum())

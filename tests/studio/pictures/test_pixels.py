@@ -108,7 +108,7 @@ def test_alignment_is_whole_to_its_edges(printed: Printed, length: int) -> None:
 @pytest.mark.parametrize("length", [2, 3, 40])
 def test_history_is_whole_to_its_edges(printed: Printed, length: int) -> None:
     _, weights = weights_made_by_hand(length)
-    figure = figure_of(snapshots([0, 1], [weights[0], weights[1]], {"loss": [2.0, 1.0]}))
+    figure = figure_of(snapshots([0, 1], [weights[0], weights[1]], {"loss": [(0, 2.0), (1, 1.0)]}))
     pixels = printed(figure)
     shown = [axes for axes in figure.axes if axes.images]
     for axes, matrix in zip(shown, weights, strict=True):

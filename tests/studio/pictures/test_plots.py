@@ -155,5 +155,5 @@ def test_a_history_draws_what_is_named(objects: Made) -> None:
         ({"name": "W_V"}, "has no W_V"), ({"name": "W_Z"}, "expected"), ({"head": 4}, "no head 4"),
         ({"layer": 1}, "no layer 1"),
     ):  # fmt: skip
-        with pytest.raises(headloom.InputError, match=message):
+        with pytest.raises(headloom.HeadloomError, match=message):
             past.plot(**named, ax=Figure())

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.errors import Hints, InputError, ShapeError
-from headloom.mechanism.drawn import Drawn
+from headloom.errors import InputError, ShapeError
+from headloom.mechanism.drawn import DrawnHeads
 from headloom.mechanism.function import Backend
 from headloom.mechanism.graph import DENSE_LIMIT, AttentionGraph, Top
 from headloom.mechanism.masks import MaskLike, read_mask
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SIDE_BY_SIDE = 2**22
 
 
-class AttentionMatrix(Drawn, Hints):
+class AttentionMatrix(DrawnHeads):
     """The weights of every head, (heads, queries, keys), as an operator.
 
     Args:
@@ -170,17 +170,6 @@ class AttentionMatrix(Drawn, Hints):
     def __repr__(self) -> str:
         dtype = "" if self._inputs is not None else f", dtype={self.queries.dtype}"
         return f"AttentionMatrix(shape={self.shape}{dtype})"
-
-    def plot(
-        self, head: int | None = None, *, ax: object = None, width: float | None = None,
-        **imshow: object,
-    ) -> Any:  # fmt: skip
-        """Draw the weights of a head, or of all heads beside each other.
-
-        See `headloom.TraceLayer.plot`. Of more than 1,024 positions (64 beside other heads) a cell
-        is the mass of a block, from one pass: the matrix is never formed.
-        """
-        return self._plot("head_or_all", self, head, ax=ax, width=width, **imshow)
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """``P x`` for each head.

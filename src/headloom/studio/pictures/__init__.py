@@ -12,9 +12,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from headloom.studio.pictures.alignment import alignment, links
+from headloom.studio.pictures.alignment import alignment, changes, links
 from headloom.studio.pictures.canvas import Array, figure_of, save_picture
-from headloom.studio.pictures.changes import changes
 from headloom.studio.pictures.curves import curves
 from headloom.studio.pictures.eviction import eviction
 from headloom.studio.pictures.heads import heads

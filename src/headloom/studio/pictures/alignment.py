@@ -11,14 +11,17 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from headloom.analysis.alignment.align import Alignment
+from headloom.analysis.compare import Comparison
 from headloom.errors import InputError
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.shapes import place_of
 from headloom.studio.pictures.canvas import Page, picture, whole
 from headloom.studio.pictures.masses import Weights, masses_of, not_shown
+from headloom.studio.pictures.palette import palette
 
 #: Rows and columns up to which each weight is a cell; letters of a token.
 _CELLS, _LETTERS = 1_024, 14
@@ -40,6 +43,7 @@ def alignment(
     key_tokens: Sequence[str] | None = None,
     links: Collection[tuple[int, int]] = (),
     title: str | None = None,
+    scale: str = "weight",
     **imshow: Any,
 ) -> Axes:
     """The weights of one head, or the mean of all heads, as a matrix with tokens on both axes.
@@ -55,6 +59,7 @@ def alignment(
         query_tokens, key_tokens: names of rows and columns; None: those of the layer, or positions.
         links: cells that are outlined, (key, query), as links of words are written.
         title: above it; None: says which layer and head.
+        scale: what a colour is.
 
     Raises: InputError: no such head, or tokens that do not fit.
     """
@@ -97,7 +102,7 @@ def alignment(
     if page.given is None:
         _fit(page, axes, names)
         page.scale(axes.get_position().x0 * page.width, 0.24, min(_SCALE, 0.7 * page.width), how,
-                   "weight")  # fmt: skip
+                   scale)  # fmt: skip
         page.figure.sca(axes)
     else:
         cell = float((page.inches(axes) / (max(wide, 1), max(high, 1))).min())
@@ -119,6 +124,23 @@ def links(result: Alignment, sentence: int = 0, **options: Any) -> Axes:
     how = {"query_tokens": words.target, "key_tokens": words.source, "title": title,
            "links": result.links[sentence]}  # fmt: skip
     return alignment(words.weights[0], **(how | options))
+
+
+def changes(result: Comparison, **options: Any) -> Axes:
+    """How much each head changed from one trace to another: layers are rows, heads columns.
+
+    A cell is the share of a row's mass that is on other keys in the second trace, the mean over
+    queries; of kept edges alone, at least that. options: see `alignment`.
+    """
+    table = result.heads.pivot(index="layer", columns="head", values="distance")
+    least = "" if result.heads["exact"].all() else ", at least"
+    how = {"query_tokens": [*map(str, table.index)], "key_tokens": [*map(str, table)],
+           "title": f"Heads that changed, by up to {result.most:.0%}",
+           "scale": f"share of mass on other keys{least}"}  # fmt: skip
+    axes = alignment(table.to_numpy(), **(how | options))
+    axes.set_xlabel("head", color=palette().faint)
+    axes.set_ylabel("layer", color=palette().faint)
+    return axes
 
 
 def _fit(page: Page, axes: Axes, names: list[list[str]]) -> None:
@@ -148,22 +170,27 @@ def _fit(page: Page, axes: Axes, names: list[list[str]]) -> None:
 
 
 def _name(page: Page, axes: Axes, names: list[list[str]], wide: float, high: float) -> None:
-    """Write tokens at both axes, or positions where cells of a size in inches have no room."""
-    across, grid = wide / page.unit, min(wide, high) > 0.1 * page.unit
+    """Write tokens at both axes, or a dozen positions where cells, in inches, have no room."""
+    grid = min(wide, high) > 0.1 * page.unit
     for axis, labels, size in ((axes.yaxis, names[0], high), (axes.xaxis, names[1], wide)):
         crowded, standard = size < _NAMED * page.unit, rcParams["ytick.labelsize"]
         points = FontProperties(size=standard).get_size_in_points()
         part = 0.7 if crowded else float(np.clip(size * 72 * 0.62 / points, 0.5, 0.95))
-        labels = _positions(labels) if crowded else labels
-        axis.set_ticks(range(len(labels)), labels, fontsize=part * points)
+        places = np.arange(len(labels))
+        if crowded:
+            ticks = MaxNLocator(12, integer=True).tick_values(0, len(labels) - 1)
+            places = np.intersect1d(np.array(ticks, dtype=int), places)
+            if not all(map(_SECONDS.fullmatch, labels)):
+                labels = [str(place) for place in range(len(labels))]
+        axis.set_ticks(places, [labels[place] for place in places], fontsize=part * points)
         # Lines between cells, not along the edge.
         axis.set_ticks(np.arange(1, len(labels) if grid else 1) - 0.5, minor=True)
     if grid:
         axes.grid(which="minor", color=page.colours.line, linewidth=0.3, alpha=0.5)
         axes.tick_params(which="minor", length=0)
     # Characters stand upright, words lean.
-    leans = across >= 0.19
-    if max(map(len, names[1]), default=0) > 2 or across <= 0.15:
+    leans = wide >= 0.19 * page.unit
+    if max(map(len, names[1]), default=0) > 2 or wide <= 0.15 * page.unit:
         for label in axes.get_xticklabels():
             label.set(rotation=50 if leans else 90, ha="left" if leans else "center", va="bottom",
                       rotation_mode="anchor" if leans else "default")  # fmt: skip
@@ -176,19 +203,3 @@ def _named(tokens: Sequence[str] | None, size: int, what: str) -> list[str]:
     if len(tokens) != size:
         raise InputError(f"picture: {len(tokens)} {what} tokens for {size} {what}.")
     return [token or "∅" for token in tokens]
-
-
-def _positions(names: Sequence[str]) -> list[str]:
-    """Labels that leave out all but about a dozen positions; seconds stay seconds.
-
-    >>> [label for label in _positions([f"{i / 50:.2f} s" for i in range(500)]) if label][:3]
-    ['0.00 s', '1.00 s', '2.00 s']
-    """
-    size = len(names)
-    step = int(10 ** np.ceil(np.log10(max(size / 12, 1))))
-    step = step // 2 if size / step < 6 and step > 1 else step
-    timed = all(_SECONDS.fullmatch(name) for name in names)
-    return [
-        "" if position % step else name if timed else str(position)
-        for position, name in enumerate(names)
-    ]

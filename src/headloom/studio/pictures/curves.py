@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from headloom.studio.pictures.canvas import Array, Page, picture
 
 #: Lines by what they are of, alike in colour: name -> [[(step, value), ...], ...].
-Lines = Mapping[str, Sequence[Sequence[tuple[float, float]]]]
+Lines = Mapping[str, Sequence[Any]]
 #: Units: a figure's width; the height of its only panel, and of one of several; around them; and a
 #: line and a letter of the legend.
 _WIDE, _HIGH, _BAND, _LEFT, _RIGHT, _ABOVE, _BELOW = 6.0, 2.8, 1.0, 0.7, 0.2, 0.35, 0.6

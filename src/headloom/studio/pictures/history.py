@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm, ListedColormap, Normalize
+from numpy.typing import ArrayLike
+from pandas import DataFrame
 from torch import Tensor
 
 from headloom.errors import InputError
@@ -54,35 +56,36 @@ def history(
         options: of `curves`, or of `snapshots`.
 
     Returns: axes; or an array of them: one for each curve, or snapshot.
-    Raises: InputError: no such matrix, measure, layer or head. DataError: there is no snapshot.
+    Raises: InputError: no such matrix, measure or head. DataError: no such layer, or no snapshot.
     """
     losses = _losses(past)
     if name == "loss":
         return curves({"loss": losses}, **({"log": True} | options))[0]
-    steps = past.steps
-    first = past[steps[0] if steps else 0]
-    number = [entry.name for entry in first.layers].index(first.layer(layer).name) if isinstance(
-        layer, str) else layer  # fmt: skip
-    if number is not None:
-        number = place_of("history", "plot", "layer", number, len(first.layers))
+    table, steps = past.measures(), past.steps
+    if layer is not None:
+        layer = past[steps[0]].layer(layer).name
+        table = table[table["layer"] == layer]
     if head is not None:
-        heads = len(first.layers[number or 0].measures["symmetry"])
+        heads = int(table["head"].max()) + 1
         head = place_of("layer", "plot", "head", head, heads)
+        table = table[table["head"] == head]
     if name is None or name in MEASURES:
-        names = ("loss", *_MEASURES) if name is None else (name,)
-        panels = {n: losses if n == "loss" else _measure(past, n, number, head) for n in names}
-        panels = {n: lines for n, lines in panels.items() if lines}
+        names = [*_MEASURES] if name is None else [name]
+        panels = {"loss": losses} if name is None and losses else {}
+        panels |= {measure: _lines(table, measure) for measure in names}
         drawn = curves(panels, **({"log": True} | options))
         return drawn if name is None else drawn[0]
     one_of("plot", "name", name, (*MATRICES, PRODUCT, WEIGHTS, "loss", *MEASURES))
-    number, head = number or 0, head or 0
-    layers = [snapshot.layers[number] for snapshot in past]
-    measures: dict[str, Any] = {}
-    for lines in [*losses.values()][:1]:
-        measures["loss"] = tuple(zip(*lines[0], strict=True))
-    for measure, title in _MEASURES.items() if name != WEIGHTS else ():
-        values = [each.measures[measure][head] for each in layers]
-        measures |= {title: values} if None not in values else {}
+    head = head or 0
+    layers = [snapshot.layer(layer or 0) for snapshot in past]
+    measures: dict[str, ArrayLike] = {}
+    if losses:
+        measures["loss"] = next(iter(losses.values()))[0]
+    if name != WEIGHTS:
+        table = table[(table["layer"] == layers[0].name) & (table["head"] == head)]
+        for measure, title in _MEASURES.items():
+            line = table[["step", measure]].dropna()
+            measures |= {} if line.empty else {title: line}
     title = f"{name[:1].upper()}{name[1:]} of {layers[0].name}, head {head}"
     options = {"title": f"{title}: from random to trained"} | options
     return snapshots(steps, [_matrix(each, name, head) for each in layers], measures, **options)
@@ -98,16 +101,12 @@ def _losses(past: History) -> Lines:
     return {"loss": [points]} if points else {}
 
 
-def _measure(past: History, name: str, layer: int | None, head: int | None) -> Lines:
+def _lines(table: DataFrame, measure: str) -> Lines:
     """A line for each head, by the names of the layers."""
-    lines: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for step in past.steps:
-        for number, entry in enumerate(past.notes(step)["layers"]):
-            for place, value in enumerate(entry["measures"][name]):
-                if layer in (None, number) and head in (None, place) and value is not None:
-                    of_layer = lines.setdefault(entry["name"], {})
-                    of_layer.setdefault(place, []).append((step, value))
-    return {name: [*of_heads.values()] for name, of_heads in lines.items()}
+    return {
+        str(layer): [line[["step", measure]].to_numpy() for _, line in of_layer.groupby("head")]
+        for layer, of_layer in table.dropna(subset=measure).groupby("layer", sort=False)
+    }
 
 
 def _matrix(layer: LayerSnapshot, name: str, head: int) -> Matrix:
@@ -129,7 +128,7 @@ def snapshots(
     page: Page,
     steps: Sequence[int],
     matrices: Sequence[Matrix],
-    measures: Mapping[str, Any] | None = None,
+    measures: Mapping[str, ArrayLike] | None = None,
     *,
     title: str = "From random to trained",
     shown: int = 7,
@@ -145,8 +144,7 @@ def snapshots(
     Args:
         steps: the training steps of the snapshots, ascending; at the first the model is random.
         matrices: a matrix for each.
-        measures: curves to draw below: name -> a value for each snapshot (norm, effective rank,
-            symmetry), or name -> (steps, values) for one with steps of its own (the loss).
+        measures: curves to draw below: name -> (step, value) of its points.
         title: above it.
         shown: how many snapshots to show at most; the first and the last always are.
 
@@ -161,11 +159,7 @@ def snapshots(
         raise InputError(
             f"history: {len(steps)} steps for {len(drawn)} matrices; expected one each."
         )
-    series: dict[str, tuple[Array, Array]] = {}
-    for name, each in (measures or {}).items():
-        own = isinstance(each, tuple) and len(each) == 2 and np.ndim(each[0]) == 1
-        x, y = each if own else (steps, each)
-        series[name] = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    series = {name: np.asarray(line, dtype=float).T for name, line in (measures or {}).items()}
     ends = [f"{y[0]:.3g} → {y[-1]:.3g}" for _, y in series.values()]
     # Some letters are wider than half of their height.
     right = max(0.9, max(map(len, ends), default=0) * 0.62 * _SMALL / 72 + 0.14)
@@ -209,14 +203,12 @@ def snapshots(
         for panel, (name, (x, y)), says in zip(panels, series.items(), ends, strict=True):
             _curve(page, panel, x, y, name, says)
             along(panel, steps, last)
-            panel.minorticks_off()
-            panel.set_xticks([])
+            panel.tick_params(which="both", bottom=False, labelbottom=False)
             for step in at:
                 panel.axvline(step, color=page.colours.line, linewidth=0.7, zorder=0)
         pixels = panel.transData.transform([(step, 0) for step in at])
-        shares = panel.transAxes.inverted().transform(pixels)[:, 0].tolist()
-        labelled = _apart(at, shares)
-        panel.set_xticks(labelled, [f"{step:,}" for step in labelled])
+        shares = panel.transAxes.inverted().transform(pixels)[:, 0]
+        panel.tick_params(labelbottom=True)
         page.small(panel, _SMALL * page.unit)
         panel.set_xlabel("training step, logarithmic", fontsize=_SMALL * page.unit, labelpad=2,
                          color=page.colours.faint)  # fmt: skip
@@ -253,17 +245,6 @@ def _scale(
     return Normalize(0, limit), colours.weight, f"0 to {limit:.2g}"
 
 
-def _apart(steps: Sequence[int], shares: Sequence[float]) -> list[int]:
-    """Steps whose labels, at these shares of the width, do not run into each other."""
-    labelled: list[int] = []
-    before = -np.inf
-    for step, place in zip(steps, shares, strict=True):
-        if place - before > 0.05:
-            labelled.append(step)
-            before = place
-    return labelled
-
-
 def _curve(page: Page, axes: Axes, x: Array, y: Array, name: str, ends: str) -> None:
     """A sparkline: its name at the left, where it begins and ends at the right."""
     colours = page.colours
@@ -278,9 +259,8 @@ def _curve(page: Page, axes: Axes, x: Array, y: Array, name: str, ends: str) -> 
     axes.set_ylim(low - spread, high + spread)
     if low < 0 < high:
         axes.axhline(0, color=colours.line, linewidth=0.6, zorder=0)
-    for place, text, side, size, ink in (
-        (-_BESIDE, page.written(name), "right", 7, colours.ink),
-        (1 + _BESIDE, ends, "left", _SMALL, colours.faint),
-    ):
-        axes.text(place, 0.5, text, transform=axes.transAxes, ha=side, va="center",
-                  fontsize=size * page.unit, color=ink, family=page.families)  # fmt: skip
+    how: dict[str, Any] = {"va": "center", "transform": axes.transAxes, "family": page.families}
+    axes.text(-_BESIDE, 0.5, page.written(name), ha="right", fontsize=7 * page.unit,
+              color=colours.ink, **how)  # fmt: skip
+    axes.text(1 + _BESIDE, 0.5, ends, ha="left", fontsize=_SMALL * page.unit, color=colours.faint,
+              **how)  # fmt: skip

@@ -54,7 +54,8 @@ def masses_of(what: Weights, head: int | None, most: int) -> Masses:
     Raises: InputError: no such head; a batch; what has no rows and columns.
     """
     if isinstance(what, Tensor | np.ndarray):
-        dense = torch.as_tensor(what).detach().cpu().float()
+        dense = torch.as_tensor(np.array(what) if isinstance(what, np.ndarray) else what)
+        dense = dense.detach().cpu().float()
         what = dense[None] if dense.ndim == 2 else dense
     if len(what.shape) != 3:
         raise InputError(
