@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import headloom
-from headloom.models.blocks import DecoderBlock
 from headloom.models.classifier import Classifier
 from headloom.models.configuration import Architecture
 from headloom.models.images import ConvolutionalClassifier, VisionTransformer
@@ -19,14 +18,7 @@ from headloom.models.transformer import Transformer
 SIZES: dict[str, Any] = {
     "width": 12, "heads": 4, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1,
 }  # fmt: skip
-ARCHITECTURE = Architecture(**SIZES)
 SHAPE = (3, 8, 8)
-INPUTS = torch.zeros(2, 5, 12)
-
-
-def sources(block_reads: bool, there_is_one: bool) -> Callable[[], object]:
-    block = DecoderBlock(ARCHITECTURE, source=block_reads)
-    return lambda: block(INPUTS, headloom.causal(), INPUTS if there_is_one else None)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +40,6 @@ def sources(block_reads: bool, there_is_one: bool) -> Callable[[], object]:
         (lambda: VisionTransformer(SHAPE, 3)(torch.zeros(1, 3, 4, 4)), "this model reads"),
         (lambda: ConvolutionalClassifier(SHAPE, 3, halved=(5,)), "model.halved 5: model.channels"),
         (lambda: ConvolutionalClassifier(SHAPE, 3, region=(0, 0, 9, 1)), "have 8 rows and 8 colum"),
-        (sources(True, False), "there is no source, and source=True"),
-        (sources(False, True), "there is a source, and source=False"),
     ],
 )
 def test_models_that_cannot_be(make: Callable[[], object], message: str) -> None:

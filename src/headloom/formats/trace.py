@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from headloom.errors import InputError, optional_package
+from headloom.errors import InputError
 from headloom.formats.files import JsonMapping
 from headloom.formats.head import TraceLayer as TraceLayer
 from headloom.formats.layer_data import Digests, StoredLayer
@@ -201,10 +201,10 @@ class TraceData:
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
+        import pandas
+
         from headloom.formats.trace_writer import edge_table
 
-        with optional_package("to_pandas", "pip install pandas"):
-            import pandas
         frames = [
             edge_table(number, layer.graph).to_pandas() for number, layer in enumerate(self.layers)
         ]

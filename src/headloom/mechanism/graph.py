@@ -131,19 +131,7 @@ class AttentionGraph(DrawnHeads):
 
     _elsewhere: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
-            (
-                "sum",
-                "mean",
-                "max",
-                "argmax",
-                "topk",
-                "triu",
-                "tril",
-                "numpy",
-                "to_dense",
-                "ndim",
-                "size",
-            ),
+            ("sum", "mean", "max", "argmax", "topk", "numpy", "to_dense"),
             'dense(), or headloom.attend(..., keep="all") for the weights as a tensor',
         ),
         **dict.fromkeys(("nodes", "edges", "neighbors"), "to_networkx(head)"),
@@ -355,11 +343,6 @@ class AttentionGraph(DrawnHeads):
 
         rows, columns, scores, weights = self._edges("to_networkx", head)
         _, queries, keys = self.shape
-        if one_sequence and queries != keys:
-            raise InputError(
-                f"to_networkx: one_sequence=True, but {queries} queries and {keys} keys; expected "
-                "as many. Leave it out."
-            )
         one_sequence = queries == keys if one_sequence is None else one_sequence
         whole = bool((self.count[head] == self.length).all())
         undirected = self.symmetric and one_sequence and whole

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
-from headloom.errors import InputError
 from headloom.mechanism.attention_layer import LayerKind, PositionSizes
 from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.masks import Mask, padding
@@ -188,26 +187,12 @@ class DecoderBlock(_Block):
         source_mask: Mask | None = None,
         cache: BlockCache | None = None,
     ) -> Tensor:
-        """One block.
+        """(batch, positions, width) to the same; cache: of earlier steps, for decoding.
 
-        Args:
-            inputs: (batch, positions, width).
-            mask: of the self-attention.
-            source: what the encoder gave, (sources, source positions, width). The batch is as
-                many, or a multiple: as many sequences that follow each other write from each.
-            source_mask: which of it may be looked at.
-            cache: what earlier steps left, for step-by-step decoding.
-
-        Returns: as inputs.
-        Raises: InputError: a source that the block does not look at, or none where it does.
+        source: what the encoder gave, (sources, source positions, width). The batch is as many, or
+        a multiple: as many sequences that follow each other write from each.
         """
         cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
-        read = source is not None or (cache is not None and cache.source.keys is not None)
-        if read != (cross_attention is not None):
-            has, made = ("a", "False") if read else ("no", "True")
-            raise InputError(
-                f"DecoderBlock: there is {has} source, and source={made} at its making."
-            )
         own = cache.own if cache else None
         outputs = self._add(
             inputs,
@@ -216,17 +201,14 @@ class DecoderBlock(_Block):
         )
         if cross_attention is not None and cross_norm is not None:
             from_source = cache.source if cache else None
-            sequences = inputs.shape[0]
-            sources = sequences if source is None else source.shape[0]
-            each = sequences // max(sources, 1)
+            sources = inputs.shape[0] if source is None else source.shape[0]
+            each = inputs.shape[0] // max(sources, 1)
 
             def look(x: Tensor) -> Tensor:
                 # Hypotheses of one source are its queries: it is read once for all of them.
                 queries = x.reshape(sources, each * x.shape[1], x.shape[2])
-                found: Tensor = cross_attention(
-                    queries, source, mask=source_mask, cache=from_source
-                )
-                return found.reshape(x.shape)
+                read: Tensor = cross_attention(queries, source, mask=source_mask, cache=from_source)
+                return read.reshape(x.shape)
 
             outputs = self._add(outputs, cross_norm, look)
         return self._add(outputs, self.feed_forward_norm, self.feed_forward)

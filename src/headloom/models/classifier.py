@@ -26,18 +26,13 @@ from headloom.models.predictor import Predictor
 
 
 def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
-    """One vector for each sequence.
+    """One vector for each sequence, (batch, width), of outputs (batch, positions, width).
 
         mean:   sum over real positions / how many there are
         first:  what stands at the first position
         max:    the largest number of each column, over real positions
 
-    Args:
-        outputs: (batch, positions, width).
-        real: bool, (batch, positions), False at padding; a sequence has one real position or more.
-        pooling: which of these.
-
-    Returns: (batch, width).
+    real: bool, (batch, positions), False at padding; a sequence has one real position or more.
 
     >>> outputs = torch.tensor([[[1.0], [4.0], [9.0]]])
     >>> pooled(outputs, torch.tensor([[True, True, False]]), "mean")     # (1 + 4) / 2
@@ -52,11 +47,9 @@ def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
 
 
 def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
-    """What each position gives to the pooled vector: the sum over positions is `pooled`.
+    """What each position gives to `pooled`, which is their sum: (batch, positions, width).
 
-    Args: as `pooled`.
-    Returns: (batch, positions, width); of "max", each column is given by the position that has its
-        largest number; several that have it, as where a word stands twice, share it alike.
+    Of "max", the positions that have the largest number of a column share it alike.
 
     >>> outputs = torch.tensor([[[1.0, 6.0], [4.0, 2.0]]])
     >>> pooled_parts(outputs, torch.tensor([[True, True]]), "max")[0].tolist()

@@ -52,7 +52,10 @@ class Stepper(Protocol):
     """A model that can be decoded."""
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
-        """Logits (batch, new positions, vocabulary) after new tokens (batch, new positions)."""
+        """Logits (batch, new positions, vocabulary) after new tokens (batch, new positions).
+
+        state: what earlier calls left; advanced in place.
+        """
 
 
 class WithoutTokens:
@@ -62,7 +65,6 @@ class WithoutTokens:
         self._model, self._tokens = model, list(tokens)
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
-        """See Stepper."""
         logits = self._model.step(tokens, state)
         logits[..., self._tokens] = -torch.inf
         return logits
@@ -113,16 +115,9 @@ def beam_hypotheses(
     has ended at the greatest length, they are cut there. A beam of 1 takes the likeliest token at
     every step (greedy): what goes on beside an end is less likely than it, and as long.
 
-    Args:
-        model: what gives logits.
-        state: fresh from the model's start(); used up.
-        batch: number of sequences.
-        start: the id that every sequence begins with.
-        end: the id that ends one.
-        max_length: tokens after which a sequence is cut: of all, or of each.
-        beam: hypotheses kept at every step.
-        length_penalty: 0 ranks by probability alone and so prefers short ones.
-        progress: told how many tokens the sequences have that go on.
+    start, end, beam, length_penalty: see `headloom.Transformer.generate`; state: fresh from the
+    model's start(), used up; batch: number of sequences; max_length: tokens after which a sequence
+    is cut, of all or of each; progress: told how many tokens the sequences have that go on.
 
     Returns: of each sequence, those that ended, as many as the beam holds at most; fewer where the
         greatest length came first.
@@ -228,21 +223,9 @@ def sample(
     end: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw tokens from the model's distribution.
+    """The ids drawn after a prompt, (batch, at most length): see `LanguageModel.generate`.
 
-    Args:
-        model: what gives logits.
-        state: fresh from the model's start(); advanced.
-        prompt: ids, (batch, positions), at least one.
-        length: number of tokens to draw.
-        temperature: divides the logits; 0 takes the likeliest.
-        top: draw among the so many likeliest only.
-        top_p: draw from the nucleus only, the likeliest tokens that hold this share of the
-            probability, of what the temperature and `top` leave: see `headloom.models.next_tokens`.
-        end: stop when every sequence has drawn this id.
-        generator: of the random numbers.
-
-    Returns: the drawn ids, (batch, at most length).
+    state: fresh from the model's start(), advanced; top_p: of what temperature and `top` leave.
     """
     if not prompt.shape[1]:
         raise InputError("the prompt is empty; give at least one token.")

@@ -32,13 +32,8 @@ class Embedding(WithConstants):
 
         x_t = E[token_t] sqrt(width) + position_t
 
-    Without the factor where the architecture has no scaled embeddings.
-
-    Args:
-        vocabulary: number of tokens.
-        architecture: sizes and choices.
-        segments: how many there are with a vector of their own, which is added; 0: none.
-        normed: whether the sum is normalised.
+    Without the factor where the architecture has no scaled embeddings; plus the vector of the
+    token's segment where there are segments, and normalised if `normed`.
 
     Source: Vaswani et al. 2017, sections 3.4 and 3.5; Devlin et al. 2019, figure 2 (segments).
     """
@@ -72,15 +67,9 @@ class Embedding(WithConstants):
         return {"sinusoids": sinusoidal(128, self.architecture.width)}
 
     def forward(self, ids: Tensor, offset: int = 0, segments: Tensor | None = None) -> Tensor:
-        """Embed.
+        """Ids (batch, positions), the first at position `offset`, to (batch, positions, width).
 
-        Args:
-            ids: (batch, positions).
-            offset: the position of the first column.
-            segments: of each token, as ids; None: all are of segment 0.
-
-        Returns: (batch, positions, width).
-        Raises: InputError: ids that the model does not know, or more than there are positions.
+        segments: of each token, as ids; None: all are of segment 0.
         """
         vectors = _rows(self.tokens, "the tokens", ids)
         if self.architecture.scaled_embeddings:

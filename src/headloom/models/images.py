@@ -168,10 +168,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
 def check_convolutions(
     channels: Sequence[int], halved: Sequence[int], attention: int | None
 ) -> None:
-    """Raise an InputError where there is no convolution, or where one is named that there is not.
-
-    Args: see `ConvolutionalClassifier`.
-    """
+    """Raise an InputError where there is no convolution, or not one that is named."""
     if not channels or min(channels) < 1:
         raise InputError(
             f"model.channels {list(channels)}: give the channels of one convolution at least, 1 "

@@ -138,14 +138,7 @@ class LanguageModel(Predictor):
         return DecodingState([BlockCache() for _ in self.decoder])
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
-        """Logits after new tokens, given those that the state has seen.
-
-        Args:
-            tokens: ids, (batch, new positions).
-            state: advanced in place.
-
-        Returns: (batch, new positions, vocabulary).
-        """
+        """Logits after new tokens: see `headloom.models.decoding.Stepper`."""
         outputs = self.embedding(tokens, offset=state.position)
         mask = causal(offset=state.position)
         for block, cache in zip(self.decoder, state.caches, strict=True):

@@ -112,14 +112,9 @@ def draw(
 ) -> Tensor:
     """Draw a token of each row from softmax(logits / temperature), cut to the likeliest.
 
-    Args:
-        logits: (batch, vocabulary).
-        temperature: 0 takes the likeliest.
-        top: of the so many likeliest; None: all.
-        top_p: see `nucleus`, of what the two others leave; None: all.
-        generator: of the random numbers.
+    logits: (batch, vocabulary); temperature: 0 takes the likeliest; top: of the so many likeliest,
+    None: all; top_p: see `nucleus`, of what the two others leave, None: all. Returns (batch, 1).
 
-    Returns: ids, (batch, 1).
     Source: Fan et al. 2018, "Hierarchical Neural Story Generation", for top.
     """
     if temperature < 1e-6:  # 0, or too small to divide by

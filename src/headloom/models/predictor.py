@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -32,9 +32,11 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
     last: ClassVar[str] = ""
     classifies_texts: bool = False
     __signature__: ClassVar[inspect.Signature]
+    #: What the model makes of its inputs, (..., width); `forward` scores it by `logits`.
+    outputs: Callable[..., Tensor]
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         signature = inspect.signature(cls.__init__)  # of __new__ else, which is the mixin's
         cls.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])
 
@@ -82,10 +84,6 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
             raise DataError(f"{path}: not the weights of this {name}: {error}") from error
         return model.train(False)
 
-    @abstractmethod
-    def outputs(self, *args: Any, **inputs: Any) -> Tensor:
-        """What the model makes of its inputs, (..., width)."""
-
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of everything that may be predicted, (..., choices), from outputs (..., width)."""
         assert self.last_map is not None
@@ -97,10 +95,6 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
         """The linear map that `logits` is; None where it is another function."""
         layer: nn.Linear | None = getattr(self, self.last, None)
         return layer
-
-    def forward(self, *args: Any, **inputs: Any) -> Tensor:
-        """Both steps: (..., choices)."""
-        return self.logits(self.outputs(*args, **inputs))
 
 
 def other_kind(model: object, action: str, kind: str) -> InputError:

@@ -131,14 +131,7 @@ class Transformer(Predictor):
         return DecodingState([BlockCache() for _ in self.decoder], encoded, real)
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
-        """Logits after new target tokens, given those that the state has seen.
-
-        Args:
-            tokens: ids, (batch, new positions).
-            state: advanced in place.
-
-        Returns: (batch, new positions, vocabulary).
-        """
+        """Logits after new target tokens: see `headloom.models.decoding.Stepper`."""
         source_mask = None if state.source_real is None else padding(state.source_real)
         outputs = self.target_embedding(tokens, offset=state.position)
         mask = causal(offset=state.position)

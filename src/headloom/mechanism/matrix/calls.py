@@ -281,33 +281,27 @@ def places_of(
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int], list[int]]:
     """``matrix[index]`` as heads, queries, keys, and which of the three were numbers."""
     parts = index if isinstance(index, tuple) else (index,)
-    shown = ", ".join(repr(part) if isinstance(part, slice) else in_words(part) for part in parts)
-    if len(parts) > 3:
+    shown = ", ".join(str(part) if isinstance(part, slice) else in_words(part) for part in parts)
+    whole = (*parts, *[slice(None)] * (3 - len(parts)))
+    try:
+        chosen = [_numbers(part, size) for part, size in zip(whole, shape, strict=True)]
+        if any(numbers.ndim > 1 for numbers in chosen):
+            raise ValueError
+    except (IndexError, TypeError, ValueError):
         raise InputError(
-            f"matrix[{shown}]: expected matrix[head, queries, keys], each a number, a slice or a "
-            "list of numbers."
-        )
-    parts += (slice(None),) * (3 - len(parts))
-    places: list[Sequence[int]] = []
-    numbers = []
-    for n, (part, size) in enumerate(zip(parts, shape, strict=True)):
-        if isinstance(part, slice):
-            places.append(range(size)[part])
-            continue
-        try:  # as NumPy chooses: by numbers, also from the end, or by flags
-            which = np.asarray(part)
-            chosen = np.arange(size)[which if which.size else which.astype(int)]
-        except (IndexError, TypeError, ValueError):
-            chosen = np.zeros((1, 1))
-        if chosen.ndim > 1:
-            raise InputError(
-                f"matrix[{shown}]: no such {('head', 'query', 'key')[n]}; expected a number below "
-                f"{size}, a slice or a list of numbers."
-            )
-        places.append(chosen.reshape(-1).tolist())
-        if not chosen.ndim:
-            numbers.append(n)
-    return places[0], places[1], places[2], numbers
+            f"matrix[{shown}]: no such cells of {shape}; expected matrix[head, queries, keys], "
+            "each a number, a slice or a list of numbers."
+        ) from None
+    heads, rows, columns = (numbers.reshape(-1).tolist() for numbers in chosen)
+    return heads, rows, columns, [n for n, numbers in enumerate(chosen) if not numbers.ndim]
+
+
+def _numbers(part: object, size: int) -> np.ndarray:
+    """The numbers that NumPy chooses: one, also from the end, several, by flags or a slice."""
+    if isinstance(part, slice):
+        return np.arange(size)[part]
+    which = np.asarray(part)
+    return np.arange(size)[which if which.size else which.astype(int)]
 
 
 @in_own_types
