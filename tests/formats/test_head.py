@@ -51,7 +51,6 @@ def test_a_place_that_is_none_says_what_there_is(trace: Trace) -> None:
             trace[place]
     for what, name, remedy in (
         (trace[0, 0], "to_frame", "to_pandas()"), (trace[0], "weights", "layer[head].weights"),
-        (trace, "attentions", "weights(layer, head)"),
         (headloom.causal(), "shape", "dense(queries, keys)"),
         (trace[0].graph, "sum", 'keep="all"'), (trace[0].graph, "edges", "to_networkx(head)"),
     ):  # fmt: skip

@@ -173,7 +173,7 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
     (lambda: matrix(2, 3, 4, lse=zeros(3)), "AttentionMatrix", "each head and query, (2, 3)"),
     (lambda: matrix(2, 3, 4) @ zeros(4), "@", "(3, columns)"),
     (lambda: matrix(2, 3, 4)[0, 0, 0, 0], "matrix[0, 0, 0, 0]", "matrix[head, queries, keys]"),
-    (lambda: matrix(2, 3, 4)[0, 3, 0], "matrix[0, 3, 0]", "a number below 3"),
+    (lambda: matrix(2, 3, 4)[0, 3, 0], "matrix[0, 3, 0]", "no such cells"),
     (lambda: matrix(2, 3, 4)[0, 0.5, 0], "matrix[0, 0.5, 0]", "no such cells"),
     (lambda: matrix(2, 3, 4).above(2), "above", "above 0, at most 1"),
     (lambda: matrix(2, 3, 4).head(2), "head", "heads 0 to 1"),

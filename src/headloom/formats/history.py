@@ -145,7 +145,7 @@ _LAYER: JsonObject = {
     "scale?": (int, float),
     "query_tokens": [str],
     "key_tokens": [str],
-    "measures": dict.fromkeys(MEASURES, [(int, float, type(None))]),
+    "measures": {name: [(int, float, type(None))] for name in MEASURES},
 }
 _NOTES: JsonObject = {"step": is_count(2**53), "loss?": (int, float), "layers": [_LAYER]}
 

@@ -48,7 +48,7 @@ class Window(Mask):
                 object.__setattr__(self, name, None if keys > 4 * FARTHEST else keys)
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check: it fits every call."""
+        """It fits every call."""
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         position = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.offset

@@ -298,10 +298,11 @@ def places_of(
 
 def _numbers(part: object, size: int) -> np.ndarray:
     """The numbers that NumPy chooses: one, also from the end, several, by flags or a slice."""
+    numbers = np.arange(size)
     if isinstance(part, slice):
-        return np.arange(size)[part]
+        return numbers[part]
     which = np.asarray(part)
-    return np.arange(size)[which if which.size else which.astype(int)]
+    return np.asarray(numbers[which if which.size else which.astype(int)])
 
 
 @in_own_types
