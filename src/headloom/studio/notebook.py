@@ -15,7 +15,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from headloom.errors import HeadloomError, InputError, installing, optional_package
-from headloom.formats.files import JsonObject
 from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
 from headloom.mechanism.drawn import Bundle, Drawn
 from headloom.mechanism.graph import AttentionGraph
@@ -61,8 +60,7 @@ def graph_trace(graph: AttentionGraph) -> TraceData:
     """A graph without a batch as a trace of one layer, its tokens named by their places."""
     heads, queries, keys = graph.shape
     one = queries == keys
-    names = {"queries": [str(place) for place in range(queries)]}
-    names["keys"] = [str(place) for place in range(keys)]
+    names = {"queries": [*map(str, range(queries))], "keys": [*map(str, range(keys))]}
     layer = TraceLayer(
         name="graph",
         kind="encoder" if one else "cross",
@@ -80,50 +78,41 @@ def graph_trace(graph: AttentionGraph) -> TraceData:
 
 def display(shown: Drawn) -> Any:
     """What marimo shows: the studio, of a trace or a graph; else the picture, or the text."""
-    try:
-        made = _widget_of(shown)
-        return _figure(shown) or repr(shown) if made is None else made
-    except InputError as reason:
-        return f"{shown!r}\n{reason}"
+    studio, text = _studio(shown)
+    return studio or _figure(shown) or text
 
 
 def bundle(shown: Drawn) -> Bundle:
     """What a notebook shows: the text; what `plot` draws, which stays when the notebook is saved
     and its scripts are gone; and of a trace and a graph the studio.
     """
-    data: JsonObject = {"text/plain": repr(shown)}
     if _in_a_terminal():
-        return data, {}
-    metadata: JsonObject = {}
-    try:
-        made = _widget_of(shown)
-        parts = None if made is None else made._repr_mimebundle_()
-    except InputError as reason:
-        data["text/plain"], parts = f"{shown!r}\n{reason}", None
-    if parts is not None:
-        view, metadata = parts if isinstance(parts, tuple) else (parts, {})
-        data = {**view, **data}
-    figure = _figure(shown)
-    if figure is not None:
-        png, wide = _png(figure), round(figure.get_figwidth() * 96)
-        image = b64encode(png).decode()
+        return {"text/plain": repr(shown)}, {}
+    studio, text = _studio(shown)
+    parts = ({}, {}) if studio is None else studio._repr_mimebundle_()
+    view, metadata = parts if isinstance(parts, tuple) else (parts, {})
+    data = {**view, "text/plain": text}
+    if figure := _figure(shown):
+        png, wide, name = _png(figure), round(figure.get_figwidth() * 96), escape(repr(shown))
         data["image/png"] = png
         data["text/html"] = (
-            f'<img width="{wide}" style="max-width:100%" src="data:image/png;base64,{image}" '
-            f'alt="{escape(repr(shown))}"><p><code>{escape(repr(shown))}</code></p>'
+            f'<img width="{wide}" style="max-width:100%" alt="{name}" '
+            f'src="data:image/png;base64,{b64encode(png).decode()}"><p><code>{name}</code></p>'
         )
         metadata = {**metadata, "image/png": {"width": wide}}
     return data, metadata
 
 
-def _widget_of(shown: Drawn) -> Any:
-    """The studio of a trace or a graph; None of what has none: a batch, a trace without layers.
-
-    Raises: InputError: it cannot be; see `widget`.
-    """
-    if isinstance(shown, AttentionGraph) and not shown.batched:
-        return widget(graph_trace(shown))
-    return widget(shown) if isinstance(shown, TraceData) and shown.layers else None
+def _studio(shown: Drawn) -> tuple[Any, str]:
+    """The studio of a trace or a graph, None of what has none; and the text, with the reason."""
+    try:
+        if isinstance(shown, AttentionGraph) and not shown.batched:
+            return widget(graph_trace(shown)), repr(shown)
+        if isinstance(shown, TraceData) and shown.layers:
+            return widget(shown), repr(shown)
+    except InputError as reason:
+        return None, f"{shown!r}\n{reason}"
+    return None, repr(shown)
 
 
 def _figure(shown: Any) -> Figure | None:

@@ -187,7 +187,7 @@ def test_wrong_requests(pair_trace, tmp_path) -> None:
         alignment(layer, 4)
     with pytest.raises(headloom.InputError, match="2 query tokens for 7 query"):
         alignment(layer, query_tokens=["a", "b"])
-    with pytest.raises(headloom.InputError, match='expected "light" or "dark"'):
+    with pytest.raises(headloom.InputError, match='expected one of "light", "dark"'):
         heads(pair_trace, theme="blue")
     with pytest.raises(headloom.InputError, match="2 steps for 1 matrices"):
         snapshots([0, 1], [np.eye(2)])

@@ -36,6 +36,8 @@ _FORMATS = ("png", "svg", "pdf")
 _DPI = 200
 #: The width of a frame, in inches.
 _FRAME = 0.01
+#: The height of a legend, in units.
+_BAR = 0.085
 #: The font that matplotlib brings along.
 _FIRST = "DejaVu Sans"
 #: The values that the legend of weights names.
@@ -223,17 +225,14 @@ class Page:
 
     def scale(
         self, left: float, bottom: float, wide: float, how: Mapping[str, Any], title: str = "",
-        ticks: Mapping[float, str] | None = None, *, high: float = 0.085, size: float = 6,
+        ticks: Mapping[float, str] | None = None,
     ) -> None:  # fmt: skip
         """The legend of a norm and a cmap: a bar, the values in it, what it is above it.
 
         bottom: units from the lower edge of the page. ticks: values and their labels; None: those
         of weights, or, of a scale of its own, Matplotlib's.
         """
-        axes: Axes = self._add(
-            (left / self.width, bottom / self.height, wide / self.width, high / self.height)
-        )
-        norm, size = how["norm"], size * self.unit
+        axes, norm = self.axes(left, self.height - bottom - _BAR, wide, _BAR), how["norm"]
         image = ScalarMappable(norm, how["cmap"])
         bar = self.figure.colorbar(image, cax=axes, orientation="horizontal")
         self.bare(axes)
@@ -242,8 +241,8 @@ class Page:
         if ticks is not None:
             bar.set_ticks([*ticks], labels=[*ticks.values()])
         axes.minorticks_off()
-        self.small(axes, size)
-        axes.set_title(title, fontsize=size * 1.08, color=self.colours.faint, pad=3 * self.unit,
+        self.small(axes, 6 * self.unit)
+        axes.set_title(title, fontsize=6.5 * self.unit, color=self.colours.faint, pad=3 * self.unit,
                        loc="left")  # fmt: skip
 
 
@@ -271,7 +270,6 @@ def _fonts(texts: Iterable[str]) -> tuple[list[str], frozenset[str]]:
         for entry in font_manager.fontManager.ttflist
         if entry.style == "normal"
         and entry.weight in (400, "normal", "regular", "book")
-        and entry.stretch in ("normal", 400, 100)
         and "Last Resort" not in entry.name
     }
     chosen = font_manager.FontProperties(family=rcParams["font.family"]).get_name()

@@ -85,7 +85,7 @@ def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
     ):  # fmt: skip
         page.say(_LEFT + wide * place / length, below, text, 6.5, ha=side)
     ticks = {0: "0", most / 4: f"{25 * most:.3g} %", most: f"{100 * most:.3g} %"}
-    page.scale(across, page.height - below - 0.1, beside, how, "", ticks, high=0.07, size=6.5)
+    page.scale(across, page.height - below - 0.1, beside, how, "", ticks)
     return _curves(page, result, budget, down + _GAP - _BETWEEN, curves)
 
 

@@ -18,8 +18,8 @@ _DOTS = 64
 _LEFT, _TOP, _FOOT, _HEADING, _RIGHT = 0.72, 0.36, 0.52, 0.62, 0.12
 #: From one tile to the next, of a tile. Tiles beside each other of one layer; room above these.
 _PITCH, _ACROSS, _ABOVE = 1.1, 8, 0.2
-#: Where what stands beside the scale begins; its width; between two lines; letters in a unit.
-_BESIDE, _SAYS, _LINE, _LETTERS = 1.8, 1.8, 0.12, 21
+#: Between two lines below the scale.
+_LINE = 0.12
 #: What layers of a kind do, by the names of their sequences: one text, or one of many.
 _KINDS = {
     "encoder": ("the {0} looks at itself", "the {0} look at each other"),
@@ -75,11 +75,9 @@ def heads(
         (left + _RIGHT, _PITCH * columns), (fixed + _FOOT + under, _PITCH * len(rows)),
     )  # fmt: skip
     across = (page.room[0] or left + max(_PITCH * columns * tile, 3.4) + _RIGHT) - left - _RIGHT
-    #: Where there is no room beside the scale, lines stand below it.
-    beside = _BESIDE + max(_SAYS, len("; ".join(lines)) / _LETTERS) < across
     high = fixed + len(rows) * _PITCH * tile
     page.letters([title, *(what.sequences if isinstance(what, TraceData) else ())])
-    page.lay(left + across + _RIGHT, high + _FOOT + (0 if beside else under))
+    page.lay(left + across + _RIGHT, high + _FOOT + under)
     page.title(title)
     how, top = page.weights(imshow), _TOP
     drawn = np.full((max(row.place for row in rows) + 1, columns), None, object)
@@ -97,11 +95,10 @@ def heads(
             page.say(place, top + tile + 0.03, not_shown(row.masses.left_out[head]), 5)
         top += _PITCH * tile + below
     page.scale(left, page.height - top - 0.24, min(1.6, across), how, "weight")
-    place, down = (left + _BESIDE, top + 0.32) if beside else (left, top + _FOOT)
-    page.say(place, down, "rows: queries ↓", 6.5, colours.query, va="baseline")
-    page.say(place + 0.75, down, "columns: keys →", 6.5, colours.key, va="baseline")
-    for number, line in enumerate(["; ".join(lines)] if beside else lines, 1):
-        page.say(place, down + number * _LINE, line, 6.5, va="baseline")
+    top += _FOOT
+    page.say(left, top, "rows: queries ↓", 6.5, colours.query, va="baseline")
+    page.say(left + 0.75, top, "columns: keys →", 6.5, colours.key, va="baseline")
+    page.say(left, top + 0.04, "\n".join(lines), 6.5)
     return drawn if of_layers else drawn.ravel()[: sum(len(row.heads) for row in rows)]
 
 

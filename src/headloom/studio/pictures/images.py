@@ -56,7 +56,7 @@ def word_map(page: Page, seen: ImageMap) -> Axes:
     page.scale(
         _MARGIN, 0.24, min(2.4, page.width - 2 * _MARGIN), {"norm": norm, "cmap": ramp},
         "weight of a pixel, in times the mean of all pixels (square roots)",
-        {tick: f"{tick:.3g}" for tick in ticks}, high=0.1, size=6.5,
+        {tick: f"{tick:.3g}" for tick in ticks},
     )  # fmt: skip
     return axes
 

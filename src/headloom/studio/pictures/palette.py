@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib import rcParams, rcParamsDefault
 from matplotlib.colors import ListedColormap, to_hex, to_rgb
 
-from headloom.errors import InputError
+from headloom.mechanism.shapes import chosen
 
 Theme = Literal["light", "dark"]
 #: Lightness (0 to 1), chroma and hue (degrees) of the stops of a ramp, evenly spaced.
@@ -67,23 +67,18 @@ def _ramp(name: str, stops: Stops) -> ListedColormap:
     lightness, chroma, hue = np.array(stops).T
     # Between two stops in a straight line, so that a way through grey takes on no third hue.
     places = np.linspace(0, 1, 256), np.linspace(0, 1, len(stops))
-    a = np.interp(*places, chroma * np.cos(np.radians(hue)))
-    b = np.interp(*places, chroma * np.sin(np.radians(hue)))
-    lightness = np.interp(*places, lightness)
-    cones = np.stack(
-        (
-            lightness + 0.3963377774 * a + 0.2158037573 * b,
-            lightness - 0.1055613458 * a - 0.0638541728 * b,
-            lightness - 0.0894841775 * a - 1.2914855480 * b,
-        )
-    )
-    linear = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    ) @ (cones**3)
+    corners = lightness, chroma * np.cos(np.radians(hue)), chroma * np.sin(np.radians(hue))
+    oklab = np.stack([np.interp(*places, axis) for axis in corners])
+    cones = np.array([
+        [1, 0.3963377774, 0.2158037573],
+        [1, -0.1055613458, -0.0638541728],
+        [1, -0.0894841775, -1.2914855480],
+    ]) @ oklab  # fmt: skip
+    linear = np.array([
+        [4.0767416621, -3.3077115913, 0.2309699292],
+        [-1.2684380046, 2.6097574011, -0.3413193965],
+        [-0.0041960863, -0.7034186147, 1.7076147010],
+    ]) @ cones**3  # fmt: skip
     linear = linear.clip(0, 1)
     encoded = np.where(
         linear <= 0.0031308, 12.92 * linear, 1.055 * linear.clip(1e-9) ** (1 / 2.4) - 0.055
@@ -102,27 +97,30 @@ _HEADS_DARK = (
 )  # fmt: skip
 
 
+_THEMES: dict[Theme, Palette] = {
+    "light": Palette(
+        "#ffffff", "#1c2126", "#5f6670", "#dcdad3", "#0a716e", "#945407",
+        _ramp("headloom-weight-light", _WEIGHT_LIGHT),
+        _ramp("headloom-difference-light", _DIFFERENCE_LIGHT), _HEADS_LIGHT,
+    ),
+    "dark": Palette(
+        "#101317", "#e9e7e2", "#8d949e", "#2c323a", "#5cc8c2", "#f2b05e",
+        _ramp("headloom-weight-dark", _WEIGHT_DARK),
+        _ramp("headloom-difference-dark", _DIFFERENCE_DARK), _HEADS_DARK,
+    ),
+}  # fmt: skip
+
+
 def palette(theme: Theme | None = None) -> Palette:
     """The colours of a theme; None: of the one that fits the ground of figures in ``rcParams``.
 
     >>> palette("light").query
     '#0a716e'
     """
-    if theme is None:
-        ground, ink = (to_hex(rcParams[name]) for name in ("figure.facecolor", "text.color"))
-        chosen = palette("light" if sum(to_rgb(ground)) > 1.5 else "dark")
-        own = ink if rcParams["text.color"] != rcParamsDefault["text.color"] else chosen.ink
-        return replace(chosen, ground=ground, ink=own)
-    if theme == "light":
-        return Palette(
-            "#ffffff", "#1c2126", "#5f6670", "#dcdad3", "#0a716e", "#945407",
-            _ramp("headloom-weight-light", _WEIGHT_LIGHT),
-            _ramp("headloom-difference-light", _DIFFERENCE_LIGHT), _HEADS_LIGHT,
-        )  # fmt: skip
-    if theme == "dark":
-        return Palette(
-            "#101317", "#e9e7e2", "#8d949e", "#2c323a", "#5cc8c2", "#f2b05e",
-            _ramp("headloom-weight-dark", _WEIGHT_DARK),
-            _ramp("headloom-difference-dark", _DIFFERENCE_DARK), _HEADS_DARK,
-        )  # fmt: skip
-    raise InputError(f'picture: theme={theme!r}; expected "light" or "dark".')
+    if theme is not None:
+        chosen("picture", "theme", theme, ("light", "dark"))
+        return _THEMES[theme]
+    ground, ink = (to_hex(rcParams[name]) for name in ("figure.facecolor", "text.color"))
+    fitting = _THEMES["light" if sum(to_rgb(ground)) > 1.5 else "dark"]
+    own = ink if rcParams["text.color"] != rcParamsDefault["text.color"] else fitting.ink
+    return replace(fitting, ground=ground, ink=own)
