@@ -8,9 +8,10 @@ import torch
 
 import headloom
 from headloom.analysis import overview as module
-from headloom.analysis.overview import block_sizes, matrix_means, overview
+from headloom.analysis.overview import block_sizes, matrix_means
 from headloom.formats.trace import TraceLayer
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
+from headloom.studio.pictures.masses import masses_of
 
 
 def dense(queries: torch.Tensor, keys: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -59,30 +60,28 @@ def layer(with_queries_and_keys: bool, keep: int = 4) -> tuple[TraceLayer, torch
 
 def test_with_queries_and_keys_nothing_is_left_out() -> None:
     traced, expected = layer(True)
-    seen = overview(traced, 16)
-    assert seen.exact
+    seen = masses_of(traced, None, 16)
     assert seen.sizes == (4, 4) == block_sizes(50, 50, 16)
     assert not seen.left_out.any()
     for head in range(2):
-        assert np.allclose(seen.means[head], block_means(expected[head], 4, 4), atol=1e-7)
+        assert np.allclose(seen.values[head] / 4, block_means(expected[head], 4, 4), atol=1e-7)
     # 13 blocks, the last of them half as wide.
-    assert np.allclose(seen.masses[..., :12].sum(-1) + seen.masses[..., 12] / 2, 1, atol=1e-5)
+    assert np.allclose(seen.values[..., :12].sum(-1) + seen.values[..., 12] / 2, 1, atol=1e-5)
 
 
 def test_without_them_it_is_said_what_is_left_out() -> None:
     traced, expected = layer(False)
-    seen = overview(traced, 16)
-    assert not seen.exact
+    seen = masses_of(traced, None, 16)
     best = expected.sort(-1, descending=True)
     kept = torch.zeros_like(expected).scatter(-1, best.indices[..., :4], best.values[..., :4])
     for head in range(2):
-        assert np.allclose(seen.means[head], block_means(kept[head], 4, 4), atol=1e-6)
+        assert np.allclose(seen.values[head] / 4, block_means(kept[head], 4, 4), atol=1e-6)
     assert np.allclose(seen.left_out, 1 - kept.sum(-1).mean(-1), atol=1e-5)
     assert seen.left_out.min() > 0.5
 
 
 def test_kept_edges_that_are_all_edges_are_exact() -> None:
     traced, expected = layer(False, keep=50)
-    seen = overview(traced, 50)
-    assert seen.exact and not seen.left_out.any()
-    assert np.allclose(seen.means, expected, atol=1e-6)
+    seen = masses_of(traced, None, 50)
+    assert not seen.left_out.any()
+    assert np.allclose(seen.values, expected, atol=1e-6)

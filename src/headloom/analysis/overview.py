@@ -1,50 +1,21 @@
 """Overview of a layer's weight matrices: the mean weight of every block of cells.
 
-    mean_BC = sum over i in B, j in C of P_ij / (|B| |C|)
-
-Exact if the trace has queries and keys, or every edge; otherwise of the kept edges only, with the
-mass that they leave out.
+mean_BC = sum over i in B, j in C of P_ij / (|B| |C|)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headloom.analysis.weights import keeps_all, mean_left_out
-from headloom.formats.trace import TraceLayer
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
-from headloom.mechanism.shapes import whole_number
 
 Array = np.ndarray
 #: Cells between two calls of `go_on`: a second or two.
 _BAND_CELLS = 2**28
-
-
-@dataclass(frozen=True)
-class Overview:
-    """Block means of every head of a layer.
-
-    means      (heads, blocks of queries, blocks of keys); the last blocks may be smaller
-    sizes      rows and columns of a block
-    exact      whether all cells are counted; False: an edge that was not kept counts as 0
-    left_out   (heads,), mean share of a row's mass that is not counted
-    """
-
-    means: Array
-    sizes: tuple[int, int]
-    exact: bool
-    left_out: Array
-
-    @property
-    def masses(self) -> Array:
-        """Means times the keys of a block: the share of a row's mass in a block, 0 to 1."""
-        masses: Array = self.means * self.sizes[1]
-        return masses
 
 
 def block_sizes(queries: int, keys: int, most: int) -> tuple[int, int]:
@@ -54,27 +25,6 @@ def block_sizes(queries: int, keys: int, most: int) -> tuple[int, int]:
     (4, 1)
     """
     return max(1, -(-queries // most)), max(1, -(-keys // most))
-
-
-def overview(layer: TraceLayer, most: int) -> Overview:
-    """Return the means of a layer in at most `most` x `most` blocks.
-
-    >>> import headloom
-    >>> blocks = overview(headloom.from_weights(torch.eye(4)[None]).layers[0], 2)
-    >>> blocks.means[0].round(6).tolist(), blocks.masses[0].round(6).tolist()
-    ([[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 1.0]])
-    """
-    most = whole_number("overview", "most", most, 1)
-    heads, queries, keys = layer.shape
-    sizes = block_sizes(queries, keys, most)
-    graph = layer.graph
-    matrix = None if keeps_all(graph) else layer.matrix
-    if matrix is not None:
-        means = [matrix_means(matrix, head, sizes) for head in range(heads)]
-        return Overview(torch.stack(means).numpy(), sizes, True, np.zeros(heads))
-    kept = edge_means(graph.keys.numpy(), graph.weights.numpy(), keys, sizes)
-    sinks = None if layer.terms is None else layer.terms.sinks
-    return Overview(kept, sizes, keeps_all(graph), mean_left_out(graph, sinks).numpy())
 
 
 def matrix_means(

@@ -116,13 +116,6 @@ def test_heads_shows_each_head_once_kinds_apart(pair_trace) -> None:
     assert places[0].y0 == places[1].y0 > places[4].y0 > places[8].y0
 
 
-def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace) -> None:
-    figure = heads(make_trace([str(i) for i in range(192)], keep=192))
-    tile = images(figure)[0].get_array()
-    assert tile.shape == (64, 64)
-    assert np.allclose(tile.sum(1), 1, atol=1e-5)
-
-
 def test_history_draws_the_first_and_the_last_on_one_scale() -> None:
     steps = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     matrices = [torch.eye(4) * (step - 100) for step in steps]

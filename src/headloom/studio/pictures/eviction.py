@@ -80,10 +80,9 @@ def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
                     interpolation_stage="data")  # fmt: skip
         page.matrix(across, top, beside, high, grid, **how)
     below, length = down - _BETWEEN + 0.05, result.prompt + result.steps
-    for place, text, side in (
-        (0, "0", "left"), (result.prompt, f"{result.prompt:,}", "right"), (length, "steps", "right")
-    ):  # fmt: skip
-        page.say(_LEFT + wide * place / length, below, text, 6.5, ha=side)
+    for place, text in ((0, "0"), (result.prompt, f"{result.prompt:,}"), (length, "steps")):
+        at = _LEFT + wide * place / length
+        page.say(at, below, text, 6.5, ha="right" if place else "left")
     ticks = {0: "0", most / 4: f"{25 * most:.3g} %", most: f"{100 * most:.3g} %"}
     page.scale(across, page.height - below - 0.1, beside, how, "", ticks)
     return _curves(page, result, budget, down + _GAP - _BETWEEN, curves)
@@ -127,11 +126,7 @@ def _curves(page: Page, result: Eviction, budget: int, down: float, high: float)
     right.set_xticks(np.unique(shares), [f"{share:.3g}" for share in np.unique(shares)])
     right.set_ylim(bottom=0)
     averaged = "" if parts == result.steps else f" (means of {result.steps / parts:.3g})"
-    titles = (
-        f"position of the step{averaged}",
-        "keys that stay, %" + " of the prompt" * (wide > 5),
-    )
-    for axes, title in ((left, titles[0]), (right, titles[1])):
+    for axes, title in ((left, f"position of the step{averaged}"), (right, "keys that stay, %")):
         page.plain(axes)
         page.small(axes, 6.5 * page.unit, axis="both")
         axes.set_title(f"mass lost, %; {title}", fontsize=7 * page.unit, loc="left", pad=5,

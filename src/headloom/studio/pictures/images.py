@@ -36,7 +36,9 @@ def word_map(page: Page, seen: ImageMap) -> Axes:
     total = float(weights.sum())
     times = weights * (weights.size / total) if total > 0 else weights
     most = max(float(times.max()), _REACHED)
-    norm, light = weight_norm(most), None if image is None else _light(image)
+    norm, light = weight_norm(most), image
+    if light is not None and light.ndim > 2:
+        light = light[..., :3] @ np.array([0.299, 0.587, 0.114])  # luma of ITU-R 601-2
     cells = _coloured(np.asarray(norm(times)), light, colours)
     page.letters([title, caption])
     if page.given is not None:
@@ -61,15 +63,9 @@ def word_map(page: Page, seen: ImageMap) -> Axes:
     return axes
 
 
-def _light(image: Array) -> Array:
-    """Luma of ITU-R 601-2, (rows, columns)."""
-    light = image if image.ndim == 2 else image[..., :3] @ np.array([0.299, 0.587, 0.114])
-    return np.clip(light, 0, 1)
-
-
 def _coloured(values: Array, light: Array | None, colours: Palette) -> Array:
     """Colours of values from 0 to 1, with the light of an image where there is one."""
     if light is None:
         return np.asarray(colours.weight(values))[..., :3]
     cells = np.asarray(colours.weight(_REACH * values))[..., :3]
-    return (1 - _KEPT) * cells + _KEPT * light[..., None]
+    return (1 - _KEPT) * cells + _KEPT * np.clip(light, 0, 1)[..., None]
