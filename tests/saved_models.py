@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 #: The tokens of the model that `save_writer` makes, each a word of its own.
 LETTERS = "abcdefghij"
+_PAIR = {
+    "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8,
+    "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+    "decoder_start_token_id": 2,
+}  # fmt: skip
+#: Small sizes, by how the classes of models are called.
+_SIZES: dict[str, dict[str, Any]] = {
+    "Bert": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 8},
+    "GPT2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 32},
+    "Bart": _PAIR, "Marian": _PAIR,
+}  # fmt: skip
+
+
+def small_model(kind: str, folder: Path, **settings: Any) -> Any:
+    """A random model of 15 words, saved; settings: of its configuration."""
+    model_class = getattr(pytest.importorskip("transformers"), kind)
+    sizes = next(sizes for name, sizes in _SIZES.items() if kind.startswith(name))
+    torch.manual_seed(2)
+    config = model_class.config_class(vocab_size=15, **sizes | settings)
+    model = model_class(config).eval()
+    model.save_pretrained(folder)
+    return model
 
 
 def save_writer(

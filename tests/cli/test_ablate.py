@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Command
+from tests.saved_models import small_model
 
 
 def test_runs_by_their_validation_data_and_by_a_text(headloom_main: Command, runs: Path) -> None:
@@ -61,28 +62,14 @@ def test_estimates_and_single_positions(headloom_main: Command, runs: Path) -> N
 @pytest.mark.usefixtures("words")
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "bart"])
 def test_models_of_hugging_face(headloom_main: Command, tmp_path: Path, kind: str) -> None:
-    transformers = pytest.importorskip("transformers")
     if kind == "gpt2":
-        config = transformers.GPT2Config(
-            vocab_size=15, n_embd=8, n_layer=2, n_head=2, n_positions=32
-        )
-        transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+        small_model("GPT2LMHeadModel", tmp_path)
         more, name, heads = ("--text", "a b c d a b c d"), "loss", 4
     elif kind == "bert":
-        config = transformers.BertConfig(
-            vocab_size=15, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=8,
-        )  # fmt: skip
-        transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+        small_model("BertForMaskedLM", tmp_path)
         more, name, heads = ("--text", "a b c d a b c d"), "loss of masked tokens", 2
     else:
-        config = transformers.BartConfig(
-            vocab_size=15, d_model=8, encoder_layers=1, decoder_layers=1,
-            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8,
-            decoder_ffn_dim=8, max_position_embeddings=32, pad_token_id=0, bos_token_id=2,
-            eos_token_id=3, decoder_start_token_id=2,
-        )  # fmt: skip
-        transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
+        small_model("BartForConditionalGeneration", tmp_path)
         more, name, heads = ("--text", "a b c", "--target", "c b a"), "loss of the target", 6
     found = headloom_main("ablate", tmp_path, *more, "--json").json()
     assert found["measure"] == name
@@ -95,7 +82,7 @@ def test_models_of_hugging_face(headloom_main: Command, tmp_path: Path, kind: st
             "ablate", tmp_path, "--text", "a [MASK] c", "--logit", "b", "--layer", "0", "--json"
         )
         assert logit.json()["measure"] == "logit of 'b'"
-        transformers.BertModel(config).save_pretrained(tmp_path)
+        small_model("BertModel", tmp_path)
         estimated = headloom_main("ablate", tmp_path, "--text", "a b c", "--estimate")
         assert "predicts nothing, and the change of the output" in estimated.one_line()
 

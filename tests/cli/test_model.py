@@ -8,6 +8,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
+from tests.saved_models import small_model
 from torch import nn
 
 import headloom
@@ -78,25 +79,13 @@ def test_a_wrong_call_names_the_right_one(call: Any, message: str, tmp_path: Pat
         call(tmp_path)
 
 
-def saved_transformers(kind: str, folder: Path, words: list[str], **settings: Any) -> Path:
-    """A random model of Transformers beside the tokenizer of `words`."""
-    import transformers
-
-    config = getattr(transformers, kind).config_class(vocab_size=len(words), **settings)
-    torch.manual_seed(2)
-    getattr(transformers, kind)(config).eval().save_pretrained(folder)
-    return folder
-
-
-def test_a_translator_and_a_classifier_of_transformers(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("words")
+def test_a_translator_and_a_classifier_of_transformers(tmp_path: Path) -> None:
     """By their own generate, and the softmax of their logits; in a file, line by line."""
-    settings = {
-        "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8,
-        "decoder_ffn_dim": 8, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-        "max_position_embeddings": 24, "pad_token_id": 0, "eos_token_id": 3,
-        "decoder_start_token_id": 0, "forced_eos_token_id": None,
-    }  # fmt: skip
-    model = headloom.load(saved_transformers("MarianMTModel", tmp_path, words, **settings))
+    settings = {"max_position_embeddings": 24, "decoder_start_token_id": 0,
+                "bos_token_id": None, "forced_eos_token_id": None}  # fmt: skip
+    small_model("MarianMTModel", tmp_path, **settings)
+    model = headloom.load(tmp_path)
     ids = model.tokenizer("a b c", return_tensors="pt")
     own = model.module.generate(**ids, num_beams=3, max_new_tokens=23, do_sample=False)
     text = model.tokenizer.decode(own[0], skip_special_tokens=True)
@@ -109,12 +98,9 @@ def test_a_translator_and_a_classifier_of_transformers(words: list[str], tmp_pat
     with pytest.raises(headloom.InputError, match=r"does not continue text; use \.translate\("):
         model.generate("a")
 
-    settings = {
-        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
-        "id2label": {0: "dull", 1: "witty"}, "label2id": {"dull": 0, "witty": 1},
-    }  # fmt: skip
-    kind = "BertForSequenceClassification"
-    model = headloom.load(saved_transformers(kind, tmp_path, words, **settings))
+    labels = {0: "dull", 1: "witty"}
+    small_model("BertForSequenceClassification", tmp_path, id2label=labels)
+    model = headloom.load(tmp_path)
     shares = (
         model.module(**model.tokenizer("a b", return_tensors="pt")).logits[0].softmax(-1).detach()
     )
@@ -192,21 +178,16 @@ def test_a_run_is_evaluated_on_what_somebody_holds(runs: Path, tmp_path: Path) -
         language.evaluate(text.splitlines(), split="test")
 
 
-def test_a_model_of_transformers_is_evaluated(
-    writer: Path, words: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("words")
+def test_a_model_of_transformers_is_evaluated(writer: Path, tmp_path: Path) -> None:
     model = headloom.load(writer)
     scores = model.evaluate(["a b c", "d e"])
     inputs = [model.tokenizer(text, return_tensors="pt")["input_ids"] for text in ("a b c", "d e")]
     with torch.no_grad():
         nats = [float(model.module(ids, labels=ids).loss) * (ids.shape[1] - 1) for ids in inputs]
     assert scores["loss"] == pytest.approx(sum(nats) / 3)
-    settings = {
-        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
-        "id2label": {0: "0", 1: "1"}, "label2id": {"0": 0, "1": 1},
-    }  # fmt: skip
-    kind = "BertForSequenceClassification"
-    model = headloom.load(saved_transformers(kind, tmp_path, words, **settings))
+    small_model("BertForSequenceClassification", tmp_path, id2label={0: "0", 1: "1"})
+    model = headloom.load(tmp_path)
     frame = model.classify(["a b", "c", "e"]).assign(label=["0", "1", "1"])
     frame["right"] = frame["label"] == model.classify(list(frame["text"]))["label"]
     scores = model.evaluate(frame[["text", "label"]])

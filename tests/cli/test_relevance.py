@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cli.conftest import Command
+from tests.saved_models import small_model
 
 from headloom.analysis.effects.relevance import relevance
 from headloom.training.inference import open_run
@@ -63,28 +64,16 @@ def test_a_translator(headloom_main: Command, runs: Path) -> None:
 def test_models_of_hugging_face(
     headloom_main: Command, tmp_path: Path, words: list[str], kind: str
 ) -> None:
-    transformers = pytest.importorskip("transformers")
-    small = {"vocab_size": 15, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
-             "intermediate_size": 8}  # fmt: skip
-    torch.manual_seed(3)
     if kind == "bert":
-        model = transformers.BertForMaskedLM(transformers.BertConfig(**small))
+        model = small_model("BertForMaskedLM", tmp_path)
         text, more, place = "a b [MASK] d", ("--logit", "c"), 2
     elif kind == "classifier":
         labels = {0: "bad", 1: "good"}
-        config = transformers.BertConfig(**small, id2label=labels)
-        model = transformers.BertForSequenceClassification(config)
+        model = small_model("BertForSequenceClassification", tmp_path, id2label=labels)
         text, more, place = "a b c d", ("--logit", "good", "--against", "bad"), None
     else:
-        config = transformers.BartConfig(
-            vocab_size=15, d_model=8, encoder_layers=1, decoder_layers=1,
-            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8,
-            decoder_ffn_dim=8, max_position_embeddings=32, pad_token_id=0, bos_token_id=2,
-            eos_token_id=3, decoder_start_token_id=2,
-        )  # fmt: skip
-        model = transformers.BartForConditionalGeneration(config)
+        model = small_model("BartForConditionalGeneration", tmp_path)
         text, more, place = "a b c", ("--target", "c b", "--logit", "a"), 2
-    model.eval().save_pretrained(tmp_path)
     found = headloom_main("relevance", tmp_path, "--text", text, *more, "--json").json()
     ids = torch.tensor([[words.index(word) for word in text.split()]])
     inputs = {"input_ids": ids}
@@ -92,12 +81,10 @@ def test_models_of_hugging_face(
         inputs["decoder_input_ids"] = torch.tensor([[2, 7, 6]])
     logit = {"bert": 7, "bart": 5}.get(kind)
     expected = relevance(
-        model,
-        inputs,
+        model, inputs,
         (lambda output: output.logits[0, 1] - output.logits[0, 0]) if logit is None else logit,
-        position=-1 if place is None else place,
-        rows=place or 0,
-    )
+        position=-1 if place is None else place, rows=place or 0,
+    )  # fmt: skip
     assert found["relevance"] == pytest.approx(expected[0].tolist(), abs=1e-6)
     assert found["tokens"] == text.split()
     assert found["position"] == place
