@@ -43,7 +43,7 @@ def test_a_language_model(headloom_main: Command, runs: Path, tmp_path: Path) ->
     shown = headloom_main("relevance", runs / "language", "--text", "two hog", "--limit", "3").out
     first, _, *lines = shown.splitlines()
     assert "after g (6)" in first
-    assert lines.pop() == "and 4 more"
+    assert lines.pop() == "and 4 more rows"
     values = [float(line.split()[-1]) for line in lines]
     assert values == sorted(values, reverse=True)
     assert len(values) == 3

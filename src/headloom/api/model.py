@@ -72,7 +72,7 @@ class Model(Questions):
         save: Path | str | None = None,
         overwrite: bool = False,
         verify: Verify = None,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         queries_keys: bool = True,
         dtype: torch.dtype | None = None,
         received: bool | LastQueries = False,

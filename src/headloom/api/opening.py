@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from torch import nn
 
@@ -32,7 +32,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def load(model: Source | TraceData, tokenizer: Any = None) -> Model:
+def load(model: Source | TraceData, tokenizer: object = None) -> Model:
     """Load a model with its tokenizer, from wherever it is.
 
     Args:
@@ -77,7 +77,7 @@ def load(model: Source | TraceData, tokenizer: Any = None) -> Model:
     return opened
 
 
-def open_model(name: Path | str, tokenizer: Any = None) -> Model:
+def open_model(name: Path | str, tokenizer: object = None) -> Model:
     """Open a run, or a model by its folder, file or name; as `load`, and nothing is said."""
     if is_run(name) or (Path(name) / "history").is_dir():  # else one that lacks its run.json
         return Run(name)
@@ -94,12 +94,9 @@ def open(path: Path | str) -> Trace | Run | list[Trace]:
     traces, in the order of their names.
 
     Raises:
-        InputError: it is no path.
         DataError: it is missing, half-written, damaged, or of a newer version; or it is a model,
             which `headloom.load` loads.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"open: {type(path).__name__}; expected the path of a trace or a run.")
     folder = Path(path)
     if is_run(folder):
         return Run(folder)

@@ -52,7 +52,7 @@ class PretrainedModel(Model):
     """
 
     def __init__(
-        self, name: str, module: nn.Module, tokenizer: Any = None, *, whole: bool = False
+        self, name: str, module: nn.Module, tokenizer: object = None, *, whole: bool = False
     ) -> None:
         super().__init__(name, module, tokenizer)
         self._whole = whole
@@ -260,7 +260,7 @@ class PretrainedModel(Model):
         return "translation" if self._is_pair else "text"
 
     def _written(
-        self, texts: Sequence[str], options: PredictOptions, limit: int, **how: Any
+        self, texts: Sequence[str], options: PredictOptions, limit: int, **how: object
     ) -> tuple[Tensor, Tensor]:
         """The ids of texts, and what the model's own `generate` writes for them."""
         module = self._network

@@ -23,7 +23,8 @@ from importlib.util import find_spec
 from itertools import islice
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -184,7 +185,7 @@ def _done_elsewhere(
 
 
 @contextmanager
-def _cluster(address: str) -> Iterator[Any]:
+def _cluster(address: str) -> Iterator[ModuleType]:
     """Ray, connected to a cluster while the block runs."""
     os.environ.update(_QUIET)
     if address == "local":

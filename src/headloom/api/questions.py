@@ -165,7 +165,7 @@ class Questions:
     A subclass answers what its model can.
     """
 
-    def __init__(self, name: str, module: nn.Module, tokenizer: Any = None) -> None:
+    def __init__(self, name: str, module: nn.Module, tokenizer: object = None) -> None:
         self.name = name
         self._module, self._tokenizer = module, tokenizer
 
@@ -222,7 +222,7 @@ class Questions:
 
     def _traced(
         self,
-        inputs: Any,
+        inputs: object,
         options: TraceOptions,
         generate: int | Mapping[str, object] | None = None,
         *,

@@ -51,40 +51,18 @@ def _some_text(text: str) -> str:
 
 # What is read.
 
-TracePath = Annotated[
-    Path, typer.Argument(metavar="TRACE", callback=is_there, help="A trace folder.")
-]
-SecondTrace = Annotated[
-    Path,
-    typer.Argument(metavar="TRACE", callback=is_there, help="Another, with as many tokens."),
-]
-TraceOrRun = Annotated[
-    Path,
-    typer.Argument(
-        metavar="TRACE", callback=is_there, help="A trace folder; with --to, a training run."
-    ),
-]
-TraceOrFolder = Annotated[
-    Path,
-    typer.Argument(
-        metavar="TRACE", callback=is_there, help="A trace folder, or a folder of traces."
-    ),
-]
+_trace = partial(typer.Argument, metavar="TRACE", callback=is_there)
+TracePath = Annotated[Path, _trace(help="A trace folder.")]
+SecondTrace = Annotated[Path, _trace(help="Another, with as many tokens.")]
+TraceOrRun = Annotated[Path, _trace(help="A trace folder; with --to, a training run.")]
+TraceOrFolder = Annotated[Path, _trace(help="A trace folder, or a folder of traces.")]
 TracePaths = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="TRACE...",
-        callback=is_there,
-        help="Traces of one model, or a folder of them; or a training run.",
-    ),
+    _trace(metavar="TRACE...", help="Traces of one model, or a folder of them; or a training run."),
 ]
+model_argument = partial(typer.Argument, metavar="MODEL", callback=is_model)
 ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        callback=is_model,
-        help="A training run; or a model of Hugging Face, by its folder or its name.",
-    ),
+    str, model_argument(help="A training run; or a model of Hugging Face, by its folder or name.")
 ]
 Text = Annotated[str | None, typer.Option(help="The text that the model reads.")]
 TextFile = Annotated[

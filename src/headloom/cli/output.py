@@ -311,13 +311,9 @@ def cells(table: pa.Table) -> tuple[list[str], list[list[str]], list[str]]:
     def text(value: object) -> str:
         if isinstance(value, float):
             return f"{value:.6g}"
-        return (
-            visible(value, 60)
-            if isinstance(value, str)
-            else "null"
-            if value is None
-            else str(value)
-        )
+        if value is None:
+            return "null"
+        return visible(value, 60) if isinstance(value, str) else str(value)
 
     header = [visible(name) for name in table.column_names]
     words = [
@@ -362,7 +358,7 @@ def print_trace(
 
     left_out: arrays that are no layer's; None: there were no arrays. unit: of its positions.
     """
-    from headloom.formats.tokens import shown, visible
+    from headloom.formats.tokens import shown
     from headloom.formats.verification import in_words
 
     for name, tokens in trace.sequences.items():

@@ -12,7 +12,7 @@ Replacement = Annotated[
     Literal["zero", "mean", "uniform"],
     typer.Option(
         help="What a head gives instead of its output: zero, its mean, or the uniform mean of the "
-        "values it may look at.",
+        "values it may look at."
     ),
 ]
 Patch = Annotated[

@@ -8,28 +8,19 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import (
-    cell,
-    print_json,
-    print_table,
-    progress_bar,
-    records,
-)
+from headloom.cli.output import cell, print_json, print_table, progress_bar, records
 
 Aligned = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        callback=option.is_model,
-        help="A run of a translator, an encoder-decoder of Hugging Face, or traces in a folder.",
+    option.model_argument(
+        help="A run of a translator, an encoder-decoder of Hugging Face, or traces in a folder."
     ),
 ]
 SourceFile = Annotated[
     Path | None, typer.Option("--sources", help="For a model: a file with a source a line.")
 ]
 TargetFile = Annotated[
-    Path | None,
-    typer.Option("--targets", help="The targets, in lines of the same order."),
+    Path | None, typer.Option("--targets", help="The targets, in lines of the same order.")
 ]
 Gold = Annotated[
     Path | None,

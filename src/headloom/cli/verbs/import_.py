@@ -19,8 +19,7 @@ ArrayFile = Annotated[
 ]
 ImportOutput = Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")]
 TokensFile = Annotated[
-    Path | None,
-    typer.Option(help="The tokens: one on each line, or a JSON list of texts or ids."),
+    Path | None, typer.Option(help="The tokens: one on each line, or a JSON list of texts or ids.")
 ]
 MaskName = Annotated[
     str | None,

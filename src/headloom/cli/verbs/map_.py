@@ -14,8 +14,7 @@ Layer = Annotated[
 ]
 Head = Annotated[int | None, typer.Option(min=0, help="Which head; default: the mean of all.")]
 Token = Annotated[
-    str,
-    typer.Option(help="The word: its position, negative ones from the end, or its text."),
+    str, typer.Option(help="The word: its position, negative ones from the end, or its text.")
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The picture: .png, .svg or .pdf.")]
 Image = Annotated[

@@ -30,14 +30,10 @@ Measure = Annotated[
     ),
 ]
 Measured = Annotated[
-    str,
-    typer.Argument(
-        metavar="TRACE", callback=option.is_model, help="A trace; for projections a run or model."
-    ),
+    str, option.model_argument(metavar="TRACE", help="A trace; for projections a run or model.")
 ]
 By = Annotated[
-    str | None,
-    typer.Option(help="A row is a layer, a head, or of projections a pair of heads."),
+    str | None, typer.Option(help="A row is a layer, a head, or of projections a pair of heads.")
 ]
 Token = Annotated[
     int | None,

@@ -21,11 +21,10 @@ class ProductsKind(StrEnum):
 
 Run = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL", callback=option.is_model,
-        help="A training run; or a GPT-2, Llama or Marian in a folder of Transformers.",
+    option.model_argument(
+        help="A training run; or a GPT-2, Llama or Marian in a folder of Transformers."
     ),
-]  # fmt: skip
+]
 Lines = Annotated[
     Path | None,
     typer.Option(

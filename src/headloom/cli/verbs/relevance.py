@@ -6,7 +6,7 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_frame, print_json, print_table, records, visible, working
+from headloom.cli.output import print_frame, print_json, visible, working
 
 Position = Annotated[
     int | None,
@@ -41,13 +41,7 @@ def relevance(
     print(f"{visible(facts['predicted'])}{less}, {after}{at}: {facts['logit']:.4f}")
     if facts["pooling"] is not None:
         print(f"The class comes from all positions, by {facts['pooling']} pooling.")
-    cells = [
-        [str(r["position"]), visible(str(r["token"])), f"{r['relevance']:.6g}"]
-        for r in records(top)
-    ]
-    print_table(("position", "token", "relevance"), cells, left=("token",))
-    if len(top) < len(frame):
-        print(f"and {len(frame) - len(top):,} more")
+    print_frame(frame, limit=len(top))
     if as_json:
         values = frame.sort_values("position")["relevance"].tolist()
         print_json({**facts, "relevance": values})

@@ -48,8 +48,7 @@ Window = Annotated[
     ),
 ]
 Layers = Annotated[
-    str | None,
-    typer.Option(help="Only these layers, by number or path, as 0,3 or '*cross*'."),
+    str | None, typer.Option(help="Only these layers, by number or path, as 0,3 or '*cross*'.")
 ]
 Workers = Annotated[
     str,
