@@ -263,9 +263,7 @@ def test_json_is_alone_on_standard_output(
     (small_trace.parent / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
     patch = [(0, 0, 0, 0, 1.0)], False, 0, "word", "layer", None, 0, [EVIL], None, False
     seen = ImageMap(torch.ones(1, 1), 1.0, 0.0, *patch)
-    monkeypatch.setattr(
-        "headloom.analysis.image_map.image_map", lambda *_, **__: print("also") or seen
-    )
+    monkeypatch.setattr(headloom, "image_map", lambda *_, **__: print("also") or seen)
     places = {"T": small_trace, "D": trace_path, "R": runs, "O": tmp_path / "o"}
     words = [re.sub(r"^[TDRO]\b", lambda name: str(places[name[0]]), word.replace("+", " "))
              for word in ASKED[verb].split()]  # fmt: skip

@@ -23,10 +23,7 @@ TEXT = "The animal didn't cross the street because it was too tired."
 
 
 class Reader:
-    """A model as a function from a text to its trace in memory.
-
-    Of one text at a time: `Asking` sees to it.
-    """
+    """A model as a function from a text to its trace in memory; `Asking` calls it one at a time."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -52,14 +49,10 @@ class Reader:
         return made
 
     def through(self, text: str, layer: str) -> LayerNumbers:
-        """What a layer, by its path, read and made on a text, on which the model runs once.
-
-        Raises: InputError: its learned matrices, or what enters it, could not be told.
-        """
+        """What a layer, by its path, read and made on a text, on which the model runs once."""
         if self._calls is None or self._calls[0] != text:
             self._calls = text, layer_calls(self.model, self.model._inputs(text))
-        call = self._calls[1].get(layer)
-        if call is None:
+        if (call := self._calls[1].get(layer)) is None:
             raise InputError(
                 f"layer {layer}: its learned matrices, or what enters it, could not be told."
             )
@@ -79,12 +72,7 @@ class Reader:
 
 
 def studio_of(model: Model, text: str | None = None) -> Collection:
-    """Return what there is to see of a run, or a model on a text; it reads what somebody types.
-
-    text: what a model that is no run reads first.
-
-    Raises: DataError: a damaged run; InputError: a text for a run, or a model that reads none.
-    """
+    """Return what there is to see of a run, or of a model that reads `text` first."""
     reader = Reader(model)
     if isinstance(model, RunModel):
         if text is not None:

@@ -162,11 +162,7 @@ def trace_corpus(
 
 @dataclass(frozen=True)
 class TracingWork:
-    """What a process needs to trace texts: it opens the model by its name.
-
-    window, whole: tokens of the windows of a whole text, whose numbers are then the names; None:
-    the texts come one by one.
-    """
+    """What a process needs to trace texts, or windows of a whole one, by a model of this name."""
 
     name: str
     folder: Path

@@ -218,10 +218,7 @@ def _of_classes(model: Questions, texts: Sequence[str], labels: Sequence[str]) -
 def evaluate_models(
     first: HeldOut, second: HeldOut | None, beam: int, how: Resampling, progress: Progress
 ) -> Evaluation:
-    """Measure a model, with intervals; or two on the same data, with a test in pairs.
-
-    Raises: InputError: data of two that are not the same, or no measure in common.
-    """
+    """Measure a model, with intervals; or two on the same data, with a test in pairs."""
     if second is not None:
         _check_same_data(first, second)
 

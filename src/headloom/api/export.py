@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from headloom.analysis.arguments import OneTrace, trace_of
 from headloom.errors import InputError
 from headloom.formats.files import atomic_file
-from headloom.formats.trace import TraceData, TraceLayer, layer_number
+from headloom.formats.trace import TraceData, layer_number
 from headloom.mechanism.shapes import place_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from headloom.api.model_export import ExportedModel
     from headloom.api.run import Run
 
@@ -127,25 +125,17 @@ def write_trace_parquet(trace: TraceData, path: Path | str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from headloom.formats.trace_writer import edge_table
+
     tables = []
     for number, layer in enumerate(trace.layers):
-        table = _named_edges(layer, number)
+        table = edge_table(number, layer.graph)
+        for side, tokens in (("query", layer.query_tokens), ("key", layer.key_tokens)):
+            # UTF-8 has no lone surrogates.
+            names = pa.array([token.encode("utf-8", "replace").decode() for token in tokens], "str")
+            table = table.append_column(f"{side}_token", names.take(table[side]))
         for name, value in (("kind", layer.kind), ("index", layer.index), ("name", layer.name)):
             table = table.append_column(name, pa.repeat(value, table.num_rows))
         tables.append(table)
     with atomic_file(path) as temporary:
         pq.write_table(pa.concat_tables(tables), temporary, compression="zstd")
-
-
-def _named_edges(layer: TraceLayer, number: int) -> pa.Table:
-    """The kept edges of a layer, with the tokens at both ends."""
-    import pyarrow as pa
-
-    from headloom.formats.trace_writer import edge_table
-
-    table = edge_table(number, layer.graph)
-    for side, tokens in (("query", layer.query_tokens), ("key", layer.key_tokens)):
-        # UTF-8 has no lone surrogates.
-        names = [token.encode("utf-8", "replace").decode() for token in tokens]
-        table = table.append_column(f"{side}_token", pa.array(names, pa.string()).take(table[side]))
-    return table

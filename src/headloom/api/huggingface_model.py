@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from headloom.models.classifier import Classifier
 from headloom.models.huggingface.conversion import StockModel, stock_model
 from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
+from headloom.tracing.pretrained import without_output
 from headloom.training.inference import TrainedRun
 from headloom.training.text import NO_TOKEN, SPECIALS, PretrainedVocabulary, Vocabulary
 
@@ -35,14 +34,11 @@ def huggingface_loader(run: TrainedRun) -> str:
 
 
 def write_huggingface(run: TrainedRun, folder: Path) -> str:
-    """Fill a folder with a run's model; returns the class of Transformers that it is.
-
-    Raises: InputError: no architecture computes the same.
-    """
+    """Fill a folder with a run's model; returns the class of Transformers that it is."""
     stock = stock_model(run.model)
     with optional_package("export", installing("hf")):
-        import transformers  # noqa: F401
-    with _quiet():
+        import transformers
+    with without_output(transformers):
         _built(stock, run).save_pretrained(folder)
         _tokenizer(run).save_pretrained(folder)
     for file in folder.iterdir():
@@ -53,13 +49,10 @@ def write_huggingface(run: TrainedRun, folder: Path) -> str:
 def logits_of_huggingface(
     run: TrainedRun, folder: Path, source: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What the run and the written model predict after each token of some texts.
-
-    source, target: ids, (texts, positions); a language model reads the target alone.
-    """
+    """Logits of the run and of the written model; a language model reads the target alone."""
     import transformers
 
-    with _quiet():
+    with without_output(transformers):
         loaded = getattr(transformers, huggingface_loader(run)).from_pretrained(folder).eval()
     with torch.no_grad():
         if not run.translates:
@@ -67,21 +60,6 @@ def logits_of_huggingface(
         real = (source != run.vocabulary.pad).long()
         theirs = loaded(input_ids=source, attention_mask=real, decoder_input_ids=target)
         return run.model(source, target), theirs.logits
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the bars that Transformers shows while it writes and loads."""
-    from transformers.utils import logging as transformers_logging
-
-    logging: Any = transformers_logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _longest(run: TrainedRun) -> int:
@@ -141,9 +119,7 @@ def _tokenizer(run: TrainedRun) -> Any:
 
 
 def _bare_tokenizer(run: TrainedRun) -> Tokenizer:
-    """The run's tokenizer, which adds nothing to what a model reads, and writes no space before the
-    first word.
-    """
+    """The run's tokenizer, which adds no tokens, and writes no space before the first word."""
     tokenizer = Tokenizer.from_str(run.vocabulary.tokenizer.to_str())
     if not isinstance(run.vocabulary, PretrainedVocabulary) and run.vocabulary.has_pieces:
         tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
@@ -151,11 +127,7 @@ def _bare_tokenizer(run: TrainedRun) -> Tokenizer:
 
 
 def exported_tokenizer(run: TrainedRun) -> Tokenizer:
-    """The run's tokenizer, which adds what its model reads beside a text.
-
-    <end> after what a translator reads, <start> before what a classifier does; and no space before
-    the first word that is written.
-    """
+    """The run's tokenizer; it adds <end> for a translator, or <start> for a classifier."""
     tokenizer = _bare_tokenizer(run)
     if isinstance(run.vocabulary, PretrainedVocabulary):
         return tokenizer  # as it came
@@ -175,18 +147,17 @@ def exported_tokenizer(run: TrainedRun) -> Tokenizer:
 def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
     """Fill a folder with a run's model; returns the class of CTranslate2 that opens it.
 
-    Raises: InputError: no architecture of Transformers, or of CTranslate2, computes the model.
-
-    Source: Klein et al. 2020 (CTranslate2).
+    Source: Klein et al. 2020.
     """
     with optional_package("export", installing("ctranslate2")):
+        import transformers
         from ctranslate2.converters import TransformersConverter
 
     class Converter(TransformersConverter):  # type: ignore[misc]
         """Gives models and configurations names that those of Transformers 5 no longer have."""
 
         def load_model(self, *args: object, **keywords: object) -> PreTrainedModel:
-            with _quiet():
+            with without_output(transformers):
                 model: PreTrainedModel = super().load_model(*args, **keywords)
             model.embed_out = model.get_output_embeddings()  # type: ignore[no-untyped-call]
             vars(model.config).update(
@@ -218,10 +189,7 @@ def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
 def scores_of_ctranslate2(
     run: TrainedRun, folder: Path, source: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each token of some texts, by the run and the written model.
-
-    source, target: as `logits_of_huggingface`, without start and end.
-    """
+    """Log-probability of each token, by the run and by the written model: no start, no end."""
     import ctranslate2
 
     vocabulary, model = run.vocabulary, run.model

@@ -24,14 +24,7 @@ RESTARTS = 25
 
 
 def launch(command: Sequence[str], processes: int) -> None:
-    """Run a command of headloom in several processes that train together, until they are done.
-
-    Args:
-        command: what follows `headloom`.
-        processes: how many.
-
-    Raises: InputError: what one of them says that is wrong.
-    """
+    """Run a command of headloom in several processes that train together, until they are done."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

@@ -39,11 +39,7 @@ class _Graph(NamedTuple):
 
 
 def write_onnx(run: TrainedRun, folder: Path) -> list[str]:
-    """Fill a folder with a run's model: graphs, config.json and, of texts, tokenizer.json.
-
-    Returns: the names of the graphs' files.
-    Raises: InputError: the model has no graph, or a package is missing.
-    """
+    """Fill a folder with graphs, config.json and, of texts, tokenizer.json; returns the graphs."""
     with optional_package("export", installing("onnx")):
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
@@ -220,10 +216,7 @@ def _longest(run: TrainedRun) -> int | None:
 
 @torch.no_grad()
 def logits_of_onnx(run: TrainedRun, folder: Path) -> tuple[Tensor, Tensor]:
-    """What the run and the written graphs predict for random inputs of several sizes.
-
-    Returns: all numbers of the run, and those of ONNX Runtime, each in one row.
-    """
+    """All logits of the run, and of ONNX Runtime, for random inputs of several sizes."""
     model, ours, theirs = run.model, [], []
     random = torch.Generator().manual_seed(1)
     for batch, length in COMPARED:

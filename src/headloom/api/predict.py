@@ -27,14 +27,7 @@ _ASKED: dict[Kind, tuple[str, str]] = {
 def predictions(
     model: Questions, lines: Iterable[str], options: PredictOptions, described: bool = False
 ) -> Iterator[Any]:
-    """Translate, continue or classify lines, as the model does.
-
-    Returns: texts; or the probabilities of classes, None of an empty line. described: instead the
-    objects that `headloom predict --json` prints.
-
-    Raises: InputError: a model that predicts nothing from text, or a line that is too long: those
-    before it were given.
-    """
+    """Yield the result of each line, as `headloom.Model.predict` gives it; None of an empty one."""
     kind, unknown = model._predicts, dict[str, None]()
     if kind is None:
         raise cannot(model, "text", "translation", "label")

@@ -44,10 +44,8 @@ _BATCH, _TRANSLATION = 32, 256
 
 
 class PretrainedModel(Model):
-    """A model of Transformers, and its tokenizer; None where it only sees images.
+    """A model of Transformers, and its tokenizer: where none is given, that of its `name_or_path`.
 
-    name: of its folder or file, or on the hub. tokenizer: None: that of the folder or name which
-    the model was loaded from, if it is on this machine.
     whole: whether a trace that writes nothing runs the part that predicts too.
     """
 

@@ -59,18 +59,11 @@ _QUIET = {
 def results(
     work: TracingWork, tasks: Mapping[str, str], workers: str, model: Model
 ) -> Iterator[Result]:
-    """Do tasks, and give each result as it comes, in any order.
+    """Do tasks, texts by their names, and yield each result as it comes, in any order.
 
-    Args:
-        work: what each process does.
-        tasks: texts by their names, at least one.
-        workers: a number of processes of this machine, 1 for this one alone; or the address of a
-            Ray cluster, all of whose processors take part: HOST:PORT of its head, "auto" for the
-            one that RAY_ADDRESS names or that runs here, "local" for one that ends with the call.
-        model: the work's, as this process has opened it.
-
-    Raises: InputError: no such number or address; DataError: processes end again and again, or a
-    cluster cannot be reached; and what a task raises.
+    workers: a number of processes of this machine, 1 for this one alone; or the address of a Ray
+    cluster: HOST:PORT of its head, "auto" for the one that RAY_ADDRESS names or that runs here,
+    "local" for one that ends with the call. model: the work's, as this process has opened it.
     """
     if not (workers.isascii() and workers.isdigit()):
         yield from _by_ray(work, tasks, workers)

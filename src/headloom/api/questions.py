@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +74,8 @@ class Measure:
     differentiable: bool = True
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Pairs of a source and its target, as a model reads them together.
-
-    inputs: a batch; sources, targets: which tokens the words of each are made of.
-    """
+class Pairs(NamedTuple):
+    """Pairs of a source and its target: a batch, and of which tokens the words of each are made."""
 
     inputs: Mapping[str, torch.Tensor]
     sources: list[WordParts]
@@ -160,10 +156,7 @@ def tell_unknown(what: str, parts: Sequence[str]) -> None:
 
 
 class Questions:
-    """A network and its tokenizer, and what the functions behind the verbs ask of them.
-
-    A subclass answers what its model can.
-    """
+    """A network and its tokenizer, and what the verbs ask of them; subclasses answer it."""
 
     def __init__(self, name: str, module: nn.Module, tokenizer: object = None) -> None:
         self.name = name
@@ -196,10 +189,7 @@ class Questions:
         return ()
 
     def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
-        """Return the inputs for a text, and for a target of an encoder-decoder.
-
-        generates: whether the model is to write after it.
-        """
+        """Return the inputs for a text and a target, after which the model perhaps `generates`."""
         if target is not None:
             self._lacks("a target")
         return text  # which the tokenizer of the trace encodes
@@ -222,7 +212,7 @@ class Questions:
 
     def _traced(
         self,
-        inputs: object,
+        inputs: Any,
         options: TraceOptions,
         generate: int | Mapping[str, object] | None = None,
         *,

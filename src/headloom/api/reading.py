@@ -18,10 +18,7 @@ Traces: TypeAlias = OneTrace | Sequence[OneTrace]
 
 
 def traces_of(asker: str, x: Traces) -> list[TraceData]:
-    """Return the traces that are given, or open them; of a run, its probe at the end.
-
-    Raises: InputError, DataError: see `trace_of`; there is none.
-    """
+    """Return the traces that are given, or open them; of a run, its probe at the end."""
     traces: list[TraceData] = []
     for each in [x] if isinstance(x, TraceData | Path | str) or hasattr(x, "path") else x:
         place = getattr(each, "path", each)  # of a run

@@ -50,10 +50,7 @@ class Run(Drawn, RunModel):
 
     @cached_property
     def config(self) -> RunConfig:
-        """The configuration, as in a TOML file.
-
-        Raises: InputError: a training that headloom.monitor watches has none.
-        """
+        """The configuration, as in a TOML file. Raises: InputError: a watched one has none."""
         if self._folder.monitored() is not None:
             raise InputError(
                 f"{self.name}: a training that headloom.monitor watched has no configuration of "
@@ -107,8 +104,7 @@ class Run(Drawn, RunModel):
         return view(studio_of(self), port=port, browser=browser)
 
     def __repr__(self) -> str:
-        watched = self._folder.monitored() is not None
-        if watched:
+        if self._folder.monitored() is not None:
             return f"Run({self.name!r}: a training that headloom.monitor watches)"
         task, model = self.config.task.kind, self.config.model.kind
         reports = self._folder.reports.read()

@@ -73,10 +73,8 @@ _NONE = -100
 class RunModel(Model):
     """The model of a run, whose weights are read when they are first needed.
 
-    beam: of its own translations.
-
-    Whatever needs a text raises an InputError for one that reads images or a graph: see
-    `TrainedRun.vocabulary`.
+    beam: of its own translations. A run of images or a graph, which has no vocabulary
+    (`TrainedRun.vocabulary`), raises an InputError where a text is needed.
     """
 
     def __init__(
@@ -116,11 +114,7 @@ class RunModel(Model):
         return self._ids(text, target)
 
     def _image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
-        """The picture is made grey where the run's images are, and scaled to their size
-        where the run scales its own.
-
-        Raises: InputError: a run that sees no images; a text beside it; a picture of another size.
-        """
+        """The picture is made grey, or scaled, where the run does so with its own images."""
         if not isinstance(self._run.model, ImageClassifier):
             raise InputError(
                 f"{self.path}: this run {self._run.model.purpose}, and sees no picture."
@@ -183,8 +177,7 @@ class RunModel(Model):
     def _alignments(self, window: list[TranslatedLine], n_best: int) -> Iterator[JsonObject]:
         """Align the words of each hypothesis that ended, by the mean of all heads.
 
-        That of the rows which write a word; of those which read it, it is blurred by heads that
-        already look for the next one: docs/alignment.md has figures.
+        Of the rows that write a word: those that read it are blurred (docs/alignment.md).
         """
         pairs = [
             (line.source, self._run.vocabulary.decode(hypothesis.tokens))
@@ -252,19 +245,16 @@ class RunModel(Model):
         """Windows of a text keep their offsets in it; a graph is traced whole."""
         task = self._run.task() if inputs is None else None
         if isinstance(task, NodesTask):
-            whole = trace_nodes(self.module, task.inputs(), task.names)
-            if options.save is not None:
-                whole.save(options.save, overwrite=options.overwrite)
-            return whole
-        if not isinstance(inputs, Mapping) or "offset_mapping" not in inputs:
+            made = trace_nodes(self.module, task.inputs(), task.names)
+        elif not isinstance(inputs, Mapping) or "offset_mapping" not in inputs:
             return super()._traced(inputs, options, generate, **known)
-        made = super()._traced(
-            _without_offsets(inputs), replace(options, save=None), generate, **known
-        )
-        assert isinstance(made, TraceData)  # of one window
-        offsets = {"offsets": inputs["offset_mapping"][0].tolist()}
-        tokens = {**made.positions.get("tokens", {}), **offsets}
-        made = replace(made, positions={**made.positions, "tokens": tokens})
+        else:
+            unsaved = replace(options, save=None)
+            window = super()._traced(_without_offsets(inputs), unsaved, generate, **known)
+            assert isinstance(window, TraceData)
+            offsets = {"offsets": inputs["offset_mapping"][0].tolist()}
+            tokens = {**window.positions.get("tokens", {}), **offsets}
+            made = replace(window, positions={**window.positions, "tokens": tokens})
         if options.save is not None:
             made.save(options.save, overwrite=options.overwrite)
         return made

@@ -11,6 +11,7 @@ import torch
 
 from headloom.errors import InputError
 from headloom.mechanism.attention_layer import LayerKind as Kind
+from headloom.mechanism.shapes import chosen
 from headloom.studio.steps.learning import target_of
 from headloom.studio.steps.lesson import SOURCES
 from headloom.studio.steps.matrices import Matrices, read_matrices, words_of
@@ -80,8 +81,8 @@ def steps(
     >>> walk.weights.tolist(), walk.output.tolist()
     ([[[0.5, 0.5], [0.5, 0.5]]], [[4.0], [4.0]])
     """
-    if kind not in (None, *SOURCES):
-        raise InputError(f"kind={kind!r}; expected one of {', '.join(SOURCES)}.")
+    if kind is not None:
+        chosen("steps", "kind", kind, tuple(SOURCES))
     if not 0 <= digits <= 6:
         raise InputError(f"digits={digits}; expected 0 to 6 decimals.")
     if learn < 0 or not 0 < rate < float("inf"):
@@ -109,27 +110,27 @@ def steps(
     if not isinstance(positions, str):
         table["positions"] = positions
     known = Matrices({**table, **arrays}, width, heads, seed)
-    chosen: Kind = next((each for each in SOURCES if each == kind), "encoder")
+    shape: Kind = next((each for each in SOURCES if each == kind), "encoder")
     if sentence is None and "embeddings" not in known.known:
         sentence = "the cat sat"
-        target = "die Katze saß" if target is None and chosen == "cross" else target
+        target = "die Katze saß" if target is None and shape == "cross" else target
     projections = known.projections()
     placed = not isinstance(positions, str) or positions != "none"
     queries = source = known.words(None if sentence is None else words_of(sentence), placed)
-    if target is not None or (chosen == "cross" and "target_embeddings" in known.known):
+    if target is not None or (shape == "cross" and "target_embeddings" in known.known):
         tokens = None if target is None else words_of(target, "target")
         queries = known.words(tokens, placed, "target_embeddings")
-    elif chosen == "cross":
+    elif shape == "cross":
         raise InputError(
             "cross: give the target too, whose words look at the sentence, as in: headloom steps "
             '"the cat" --target "die Katze" --kind cross.'
         )
-    keys = source if chosen == "cross" else queries
+    keys = source if shape == "cross" else queries
     length = len(queries.tokens)
-    mask = torch.ones(length, length).tril().bool() if chosen == "decoder" else None
+    mask = torch.ones(length, length).tril().bool() if shape == "decoder" else None
     worked = work(queries.X, keys.X, projections, mask)
     if not learn:
-        return show(worked, chosen, queries, keys, known.origin)
-    vectors, goal = target_of(wanted, chosen, worked)
+        return show(worked, shape, queries, keys, known.origin)
+    vectors, goal = target_of(wanted, shape, worked)
     learned = learn_from(worked, vectors, learn, rate)
-    return show(worked, chosen, queries, keys, known.origin, learned=learned, goal=goal)
+    return show(worked, shape, queries, keys, known.origin, learned=learned, goal=goal)

@@ -111,11 +111,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Plan:
-    """A training whose folder is not chosen yet.
-
-    content: sections of the configuration; data: to be written there; settings: keywords; source:
-    of the configuration, for errors.
-    """
+    """A training whose folder, in which data of memory are written, is not chosen yet."""
 
     content: JsonObject
     data: Gathered | None
@@ -128,11 +124,6 @@ class _Plan:
         task = self.content.get("task")
         return str(task.get("kind") if isinstance(task, dict) else task)
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether there is something to be written."""
-        return self.data is not None and bool(self.data.files)
-
     def config(self, folder: Path) -> RunConfig:
         """The configuration of the run in this folder."""
         content = self.content
@@ -142,7 +133,7 @@ class _Plan:
 
     def free(self, first: Path) -> Path:
         """The first folder that is free, or holds this training; of data in files the first."""
-        if not self.in_memory:
+        if self.data is None or not self.data.files:
             return first
         if "RANK" in os.environ:
             raise InputError("train: several processes need one folder. Name it as run=.")

@@ -49,10 +49,7 @@ class LayerCalled:
 
 
 def layer_calls(model: Model, inputs: Inputs) -> dict[str, LayerCalled]:
-    """Run a model once, and keep what every attention layer read and made, by the layer's path.
-
-    Layers whose matrices, or what enters them, could not be told are left out.
-    """
+    """Run a model once; what each layer read and made, where its matrices are known, by path."""
     network = model._body
     matrices = {each.name: each for each in matrices_of(network)}
     modules = dict(named_modules(network))
@@ -124,12 +121,7 @@ def steps_of_model(
     model: Model, text: str | Sequence[str] | None, target: str | Sequence[str] | None,
     kind: str | None, layer: int, show: Callable[..., Steps],
 ) -> Steps:  # fmt: skip
-    """The six steps of a layer of a model: see `headloom.api.steps.steps`.
-
-    show: `Steps.of`, with what the user chose to see.
-
-    Raises: InputError: no text, no such layer or head, or a layer that does more than the steps.
-    """
+    """The six steps of a layer of a model, by `headloom.steps`; show: `Steps.of`, prepared."""
     if not isinstance(text, str) or not (target is None or isinstance(target, str)):
         raise InputError("model: give the text that it reads, as one string; so the target.")
     name = model.name

@@ -29,12 +29,7 @@ def word_weights_of(
     steps: Sequence[Step],
     progress: _Told = lambda done, total: None,
 ) -> Iterator[WordWeights]:
-    """Yield the weights between the words of each pair, in order; the first batch is verified.
-
-    A pair of which a side is empty has none.
-
-    Raises: InputError: a model that does not read pairs; no text at all.
-    """
+    """Yield the weights between the words of each pair, in order; the first batch is verified."""
     pairs = list(zip(sources, targets, strict=True))
     full = [place for place, pair in enumerate(pairs) if all(map(str.strip, pair))]
     if not full:

@@ -169,11 +169,7 @@ def rows_of(limit: int | None, as_csv: bool, count: int, usual: int = 20) -> int
 
 
 def given_text(text: str | None, file: Path | None) -> str | None:
-    """The text of --text or --file; None: neither is there.
-
-    Raises: InputError: both are there, or the text is empty, or of spaces alone; DataError: no
-    such file.
-    """
+    """The text of --text or --file; None: neither is there."""
     if text is not None and file is not None:
         raise InputError("give the text by --text or by --file, not by both.")
     if file is not None:
@@ -210,10 +206,7 @@ def several(names: str | None) -> list[int | str] | None:
 
 
 def input_lines(file: Path | None = None) -> Iterator[str]:
-    """The lines of a file, also .gz, or of standard input, as they come.
-
-    Raises: InputError: standard input is closed, or a line is not UTF-8.
-    """
+    """The lines of a file, also .gz, or of standard input, as they come."""
     from headloom.formats.files import decoded_lines, file_lines
 
     if file is not None:

@@ -154,12 +154,7 @@ class _Lines:
 
 @contextmanager
 def progress_bar(what: str, *, lines: bool = False) -> Iterator[Progress]:
-    """A bar on standard error, if that is a terminal.
-
-    Args:
-        what: is done, until the block says otherwise.
-        lines: whether something else than a terminal gets a line now and then, or nothing.
-    """
+    """A bar on standard error, if that is a terminal; else with `lines` one now and then."""
     if lines and not sys.stderr.isatty():
         yield _Lines(what)
         return
@@ -250,13 +245,7 @@ def records(frame: pandas.DataFrame) -> list[dict[str, object]]:
 def print_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
 ) -> None:
-    """Print a table in aligned columns.
-
-    Args:
-        header: the headings of its columns.
-        rows: their cells.
-        left: headings of columns of words, which begin on the left; others are numbers.
-    """
+    """Print a table in aligned columns; left: those of words, which begin on the left."""
     from rich.cells import cell_len
 
     lines = [[safe(text) for text in row] for row in (header, *rows)]

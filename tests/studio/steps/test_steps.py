@@ -135,7 +135,7 @@ def test_matrices_of_a_file(tmp_path: Path, suffix: str) -> None:
         ({"query": "dog"}, "query 'dog' not found. Words 0 to 2 are the, cat, sat."),
         ({"query": 3}, "query 3 not found. Words 0 to 2 are"),
         ({"head": 2}, "head 2: there are heads 0 to 1"),
-        ({"kind": "graph"}, "kind='graph'; expected one of encoder, decoder, cross"),
+        ({"kind": "graph"}, "kind='graph'; expected one of \"encoder\""),
         ({"sentence": "a", "kind": "cross"}, "give the target too"),
         ({"width": 5}, "width 5 does not split into 2 heads"),
         ({"positions": "rotary"}, "positions='rotary'; expected"),

@@ -1,8 +1,7 @@
 """`headloom evaluate`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,20 +9,13 @@ import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json, print_table, progress_bar
 
-
-class Split(StrEnum):
-    """Which held-out data."""
-
-    valid = "valid"
-    test = "test"
-
-
 First = Annotated[Path, typer.Argument(metavar="RUN", help="A training run.")]
 Second = Annotated[
     Path | None, typer.Argument(metavar="OTHER", help="Another one, to compare on the same data.")
 ]
 HeldOut = Annotated[
-    Split | None, typer.Option(help="The held-out data; default: test, where there is such data.")
+    Literal["valid", "test"] | None,
+    typer.Option(help="The held-out data; default: test, where there is such data."),
 ]
 Data = Annotated[
     Path | None,
@@ -43,7 +35,7 @@ def evaluate(
     with progress_bar("starting", lines=True) as progress:
         progress(0, None)
         scores = headloom.evaluate(
-            run, data, split=split and split.value, beam=beam, seed=seed, against=against,
+            run, data, split=split, beam=beam, seed=seed, against=against,
             progress=progress,
         )  # fmt: skip
     print(*scores.titles, sep="\n")

@@ -1,23 +1,14 @@
 """`headloom predict`."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 import headloom
 from headloom.cli import options as option
 from headloom.cli.output import exact_output, print_json
-
-
-class ProductsKind(StrEnum):
-    """How factors of products are rounded."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
 
 Run = Annotated[
     str,
@@ -59,7 +50,7 @@ TopP = Annotated[
     ),
 ]  # fmt: skip
 Products = Annotated[
-    ProductsKind,
+    Literal["float32", "bfloat16"],
     typer.Option(
         help="Of the linear maps. bfloat16: quicker where the processor multiplies it (headloom "
         "doctor), and a rare translation differs."
@@ -74,7 +65,7 @@ def predict(
     model: Run, file: Lines = None, beam: option.Beam = 5, length_penalty: LengthPenalty = None,
     n_best: NBest = 1, max_new_tokens: NewTokens = 200, temperature: Temperature = 0.8,
     top_k: TopK = None, top_p: TopP = None, seed: option.Seed = 1,
-    products: Products = ProductsKind.float32, as_json: Described = False,
+    products: Products = "float32", as_json: Described = False,
 ) -> None:  # fmt: skip
     """Translate, continue or classify the lines of standard input, as the model does.
 
@@ -84,7 +75,7 @@ def predict(
     results = headloom.predict(
         model, option.input_lines(file), beam=beam, length_penalty=length_penalty, n_best=n_best,
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        products=products.value, described=as_json,
+        products=products, described=as_json,
     )  # fmt: skip
     for result in results:
         if as_json:
