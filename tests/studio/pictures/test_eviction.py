@@ -60,5 +60,5 @@ def test_scales_are_read_as_they_are() -> None:
 
 
 def test_a_budget_that_there_is_not_is_refused() -> None:
-    with pytest.raises(InputError, match="budget 3; there are 1, from 0"):
+    with pytest.raises(InputError, match="no budget 3; the eviction has budgets 0 to 0"):
         eviction(made(), 3)

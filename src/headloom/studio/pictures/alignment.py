@@ -46,22 +46,13 @@ def alignment(
     scale: str = "weight",
     **imshow: Any,
 ) -> Axes:
-    """The weights of one head, or the mean of all heads, as a matrix with tokens on both axes.
-
-    Rows are queries, who looks; columns are keys, who is looked at. A layer that has its queries
-    and keys is shown whole; of kept edges alone, the picture says how much of the mass is not
-    shown. With more than 1,024 rows or columns a cell is a block of weights.
+    """The weights of one head, or the mean of all, as a matrix: see `headloom.TraceLayer.plot`.
 
     Args:
-        what: a layer of a trace, an attention graph or matrix, or weights (heads, queries, keys)
-            or (queries, keys).
-        head: which one; None: the mean of all.
+        what: a layer, a graph, a matrix, or weights: (heads, queries, keys) or (queries, keys).
         query_tokens, key_tokens: names of rows and columns; None: those of the layer, or positions.
         links: cells that are outlined, (key, query), as links of words are written.
-        title: above it; None: says which layer and head.
         scale: what a colour is.
-
-    Raises: InputError: no such head, or tokens that do not fit.
     """
     masses, colours = masses_of(what, head, _CELLS), page.colours
     looking = "← queries"  # turned, the arrow points down
@@ -111,12 +102,7 @@ def alignment(
 
 
 def links(result: Alignment, sentence: int = 0, **options: Any) -> Axes:
-    """The weights between the words of a pair of sentences, its links outlined.
-
-    options: see `alignment`.
-
-    Raises: InputError: a pair whose weights are not kept.
-    """
+    """The weights between the words of a pair of sentences, its links outlined."""
     sentence = place_of("alignment", "plot", "sentence", sentence, len(result.words))
     words = result.words[sentence]
     title = f"links of words by head{'s' * (len(result.heads) > 1)} "

@@ -9,7 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
 from headloom.analysis.eviction.evict import BEST_SET, BEST_SETS, Eviction
-from headloom.errors import InputError
+from headloom.mechanism.shapes import place_of
 from headloom.studio.pictures.canvas import Array, Page, picture, weight_norm
 
 #: Units: a strip of kept keys, the heads beside it, and what stands around them.
@@ -30,18 +30,10 @@ def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
 
     Left, for each policy: keys from the first to the last position, the heads of keys of all layers
     below each other. Beside it: the mean loss of every head. Below: the loss from step to step, and
-    at every budget.
-
-    Args:
-        result: of `headloom.analysis.eviction.evict.evict`.
-        budget: the number of the budget that is drawn; None: the middle one.
-
-    Returns: the axes of the losses, from step to step and at every budget.
-    Raises: InputError: no such budget.
+    at every budget. See `headloom.analysis.eviction.evict.Eviction.plot`.
     """
-    budget = len(result.budgets) // 2 if budget is None else budget
-    if not -len(result.budgets) <= budget < len(result.budgets):
-        raise InputError(f"eviction: budget {budget}; there are {len(result.budgets)}, from 0.")
+    count = len(result.budgets)
+    budget = place_of("eviction", "plot", "budget", count // 2 if budget is None else budget, count)
     drawn, colours = result.policies[:-1], page.colours
     stretch = page.fits(
         1.0, (_LEFT + _BESIDE + _RIGHT, _WIDE + _HEADS),

@@ -49,14 +49,8 @@ def heads(
 ) -> Array:
     """All heads as small multiples: layers are rows, heads columns, and each kind stands apart.
 
-    In every tile, rows are queries and columns keys. With more than 64 tokens a dot is the mean of
-    a block of weights. Layers that have their queries and keys are shown whole; of kept edges
-    alone, each head says how much of its mass is not shown.
-
-    Args: what: a trace, or a layer; title: above them; None: says how many there are.
     Returns: the axes of the heads, (layers, heads), or (heads,) of a layer; None where a layer has
         fewer.
-    Raises: InputError: the trace has no layers.
     """
     rows = _of_trace(what) if isinstance(what, TraceData) else _of_layer(what)
     if not rows:

@@ -44,20 +44,7 @@ def history(
     head: int | None = None,
     **options: Any,
 ) -> Any:
-    """What a training learned: the losses and measures of all heads, or a matrix of one.
-
-    Args:
-        past: of a run.
-        name: "loss", or a measure: curves, a line for every head; "W_Q", "W_K", "W_V", "W_O",
-            "W_Q W_K^T", or "weights", of the probe: a matrix at its snapshots. None: the loss, and
-            the norm of W_Q, the effective rank and the symmetry.
-        layer, head: by number, the layer also by name. None: all of a measure, the first of a
-            matrix.
-        options: of `curves`, or of `snapshots`.
-
-    Returns: axes; or an array of them: one for each curve, or snapshot.
-    Raises: InputError: no such matrix, measure or head. DataError: no such layer, or no snapshot.
-    """
+    """What a training learned: see `headloom.History.plot`; options: of `curves` or `snapshots`."""
     losses = _losses(past)
     if name == "loss":
         return curves({"loss": losses}, **({"log": True} | options))[0]
@@ -136,20 +123,15 @@ def snapshots(
 ) -> Array:
     """Snapshots of one matrix in a row, from random to trained, over its measures along training.
 
-    All snapshots share one scale: signed matrices (W_Q W_K^T of a head, say) a diverging one
-    around 0, weights the ramp from 0 to 1. Below each snapshot of a signed matrix, in which what
-    was learned hides in what was drawn at random, is how far it is from the first, on a scale of
-    its own.
+    All snapshots share one scale, of signed matrices around 0. Below each of these, in which what
+    was learned hides in what was drawn at random, is how far it is from the first.
 
     Args:
-        steps: the training steps of the snapshots, ascending; at the first the model is random.
-        matrices: a matrix for each.
+        steps, matrices: of each snapshot, ascending; at the first the model is random.
         measures: curves to draw below: name -> (step, value) of its points.
-        title: above it.
-        shown: how many snapshots to show at most; the first and the last always are.
+        shown: snapshots at most; the first and the last always are.
 
     Returns: the axes of the snapshots; of signed ones (2, snapshots).
-    Raises: InputError: nothing to show, or numbers of steps and matrices that differ.
     """
     drawn = [
         np.asarray(each.detach().cpu() if isinstance(each, Tensor) else each, dtype=float)
