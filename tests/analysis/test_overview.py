@@ -9,7 +9,6 @@ import torch
 import headloom
 from headloom.analysis import overview as module
 from headloom.analysis.overview import block_sizes, matrix_means
-from headloom.formats.trace import TraceLayer
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.studio.pictures.masses import masses_of
 
@@ -48,40 +47,22 @@ def test_block_means_are_those_of_the_dense_matrix(
         assert torch.allclose(found.double(), block_means(expected[head], 3, 7), atol=1e-7)
 
 
-def layer(with_queries_and_keys: bool, keep: int = 4) -> tuple[TraceLayer, torch.Tensor]:
+@pytest.mark.parametrize(("keep", "queries_keys"), [(4, True), (4, False), (50, False)])
+def test_a_picture_is_of_the_whole_or_says_what_is_left_out(keep: int, queries_keys: bool) -> None:
     torch.manual_seed(5)
     queries, keys = torch.randn(2, 50, 8) / 4, torch.randn(2, 50, 8)
+    expected = dense(queries, keys, torch.zeros(50, 50, dtype=torch.bool))
     trace = headloom.from_queries_keys(
-        queries, keys, keep=headloom.Top(keep), queries_keys=with_queries_and_keys
+        queries, keys, keep=headloom.Top(keep), queries_keys=queries_keys
     )
-    found = trace.layers[0]
-    return found, dense(queries, keys, torch.zeros(50, 50, dtype=torch.bool))
-
-
-def test_with_queries_and_keys_nothing_is_left_out() -> None:
-    traced, expected = layer(True)
-    seen = masses_of(traced, None, 16)
+    seen = masses_of(trace.layers[0], None, 16)
     assert seen.sizes == (4, 4) == block_sizes(50, 50, 16)
-    assert not seen.left_out.any()
-    for head in range(2):
-        assert np.allclose(seen.values[head] / 4, block_means(expected[head], 4, 4), atol=1e-7)
-    # 13 blocks, the last of them half as wide.
-    assert np.allclose(seen.values[..., :12].sum(-1) + seen.values[..., 12] / 2, 1, atol=1e-5)
-
-
-def test_without_them_it_is_said_what_is_left_out() -> None:
-    traced, expected = layer(False)
-    seen = masses_of(traced, None, 16)
+    whole = queries_keys or keep == 50
     best = expected.sort(-1, descending=True)
     kept = torch.zeros_like(expected).scatter(-1, best.indices[..., :4], best.values[..., :4])
     for head in range(2):
-        assert np.allclose(seen.values[head] / 4, block_means(kept[head], 4, 4), atol=1e-6)
-    assert np.allclose(seen.left_out, 1 - kept.sum(-1).mean(-1), atol=1e-5)
-    assert seen.left_out.min() > 0.5
-
-
-def test_kept_edges_that_are_all_edges_are_exact() -> None:
-    traced, expected = layer(False, keep=50)
-    seen = masses_of(traced, None, 50)
-    assert not seen.left_out.any()
-    assert np.allclose(seen.values, expected, atol=1e-6)
+        means = block_means((expected if whole else kept)[head], 4, 4)
+        assert np.allclose(seen.values[head] / 4, means, atol=1e-6)
+    assert whole == (not seen.left_out.any())
+    if not whole:
+        assert np.allclose(seen.left_out, 1 - kept.sum(-1).mean(-1), atol=1e-5)

@@ -118,7 +118,7 @@ def test_history_is_whole_to_its_edges(printed: Printed, length: int) -> None:
 def test_kept_edges_alone_say_what_is_not_shown() -> None:
     trace, weights = weights_made_by_hand(100, queries_keys=False)
     left_out = 1 - weights.topk(2).values.sum(-1).mean(-1)
-    expected = [f"{100 * float(share):.0f} % not shown" for share in left_out]
+    expected = [f"{100 * float(share):.3g} % not shown" for share in left_out]
     shown = [text.get_text() for text in figure_of(heads(trace)).texts]
     assert next(text for text in shown if "not shown" in text) == expected[0]
     assert any("drawn from the kept edges" in text for text in shown)

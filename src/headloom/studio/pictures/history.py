@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm, ListedColormap, Normalize
 from numpy.typing import ArrayLike
 from pandas import DataFrame
-from torch import Tensor
 
 from headloom.errors import InputError
 from headloom.formats.history import History, LayerSnapshot
@@ -23,7 +22,6 @@ from headloom.studio.pictures.curves import Lines, along, curves
 from headloom.studio.pictures.palette import Palette
 from headloom.studio.training import loss_curves
 
-Matrix = Tensor | Array | Sequence[Sequence[float]]
 #: What has a matrix at each snapshot, besides MATRICES.
 PRODUCT, WEIGHTS = "W_Q W_K^T", "weights"
 #: Measures that stand beside the loss; and what they are called beside a matrix.
@@ -96,7 +94,7 @@ def _lines(table: DataFrame, measure: str) -> Lines:
     }
 
 
-def _matrix(layer: LayerSnapshot, name: str, head: int) -> Matrix:
+def _matrix(layer: LayerSnapshot, name: str, head: int) -> ArrayLike:
     """A matrix of a head at a snapshot."""
     if name == WEIGHTS:
         return layer.graph.adjacency(head).toarray()
@@ -114,7 +112,7 @@ def _matrix(layer: LayerSnapshot, name: str, head: int) -> Matrix:
 def snapshots(
     page: Page,
     steps: Sequence[int],
-    matrices: Sequence[Matrix],
+    matrices: Sequence[ArrayLike],
     measures: Mapping[str, ArrayLike] | None = None,
     *,
     title: str = "From random to trained",
@@ -133,10 +131,7 @@ def snapshots(
 
     Returns: the axes of the snapshots; of signed ones (2, snapshots).
     """
-    drawn = [
-        np.asarray(each.detach().cpu() if isinstance(each, Tensor) else each, dtype=float)
-        for each in matrices
-    ]
+    drawn = [np.asarray(matrix, dtype=float) for matrix in matrices]
     if not steps or len(steps) != len(drawn):
         raise InputError(
             f"history: {len(steps)} steps for {len(drawn)} matrices; expected one each."

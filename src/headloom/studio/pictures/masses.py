@@ -89,12 +89,8 @@ def not_shown(share: float) -> str:
     """How much of the mass a picture of kept edges leaves out, in words; "": nothing to speak of.
 
     >>> not_shown(0.714)
-    '71 % not shown'
+    '71.4 % not shown'
     """
-    percent = 100 * share
-    if percent < 0.05:
-        return ""
     # Something is shown: 100 of all alone.
-    percent = min(percent, 99.9) if share < 1 else percent
-    digits = 0 if 9.95 <= percent < 99.5 or share >= 1 else 1
-    return f"{percent:.{digits}f} % not shown"
+    percent = min(100 * share, 99.9 if share < 1 else 100)
+    return f"{percent:.3g} % not shown" if percent >= 0.05 else ""

@@ -42,24 +42,16 @@ _DIFFERENCE_DARK: Stops = (
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of a theme.
-
-    ground, ink, faint     paper, text, and text that stands back
-    line                   grids and axes
-    query, key             what belongs to queries, and to keys
-    weight                 the ramp of weights, 0 to 1
-    difference             the ramp of signed numbers
-    heads                  twelve colours told apart by all, for the heads of a layer
-    """
+    """The colours of a theme; heads: twelve, which every eye tells apart."""
 
     ground: str
     ink: str
-    faint: str
+    faint: str  # text that stands back
     line: str
     query: str
     key: str
     weight: ListedColormap
-    difference: ListedColormap
+    difference: ListedColormap  # of signed numbers
     heads: tuple[str, ...]
 
 
