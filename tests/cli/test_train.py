@@ -237,7 +237,6 @@ def test_keywords_find_their_section(
             {"steps": 1, "max_steps": 2},
             "max_steps is max_steps, which is there already|steps is max",
         ),
-        ({"minutes": "soon"}, "expected a number of minutes, or"),
         ({"zzz": 9}, "no such key; there are model.activation, "),
     ],
 )

@@ -78,9 +78,6 @@ def test_a_module_is_built_run_traced_saved_and_loaded(
     [
         ("LanguageModel", {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 1,
          "max_len": 3}, {"vocabulary": 9, "width": 8, "heads": 2, "layers": 1, "max_length": 3}),
-        ("Classifier", {"vocab_size": 9, "num_classes": 2, "d_model": 8, "num_heads": 4,
-         "num_layers": 2, "max_len": 16}, {"vocabulary": 9, "classes": 2, "width": 8, "heads": 4,
-         "layers": 2, "max_length": 16}),
         ("Encoder", {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2,
          "num_hidden_layers": 1, "intermediate_size": 4, "pad_token_id": 0}, {"vocabulary": 9,
          "width": 8, "heads": 2, "layers": 1, "feed_forward": 4, "padding": 0}),
@@ -91,8 +88,6 @@ def test_a_module_is_built_run_traced_saved_and_loaded(
          {"vocabulary": 9, "width": 8, "encoder_layers": 2, "decoder_layers": 2}),
         ("GraphAttentionNetwork", {"in_channels": 5, "hidden_channels": 8, "out_channels": 2,
          "num_layers": 1}, {"features": 5, "width": 8, "classes": 2, "layers": 1}),
-        ("VisionTransformer", {"image": (1, 8, 8), "num_classes": 2, "embed_dim": 8,
-         "patch_size": 2}, {"image": (1, 8, 8), "classes": 2, "width": 8, "patch": 2}),
     ],
     ids=str,
 )  # fmt: skip

@@ -101,14 +101,8 @@ def test_texts_ids_images_and_graphs() -> None:
     assert (found.kind, rows(found)[:2]) == ("labels", [("1 2", "0"), ("3 4", "1")])
     labels = np.arange(20) % 2
     pictures = [(torch.tensor(image), label) for image, label in zip(IMAGES, labels, strict=True)]
-    for data in (
-        (IMAGES, labels),
-        {"X": IMAGES, "y": labels},
-        {"train": (IMAGES, labels)},
-        pictures,
-    ):
+    for data in ({"X": IMAGES, "y": labels}, {"train": (IMAGES, labels)}, pictures):
         found = gather(data, None, {})
-        (Path("x") / "y").as_posix()
         assert found.kind == "images"
         assert found.files["train.npz"] == gather((IMAGES, labels), None, {}).files["train.npz"]
     graph = SimpleNamespace(edge_index=np.zeros((2, 3)), x=np.ones((2, 2)), y=np.zeros(2))
@@ -161,7 +155,5 @@ def test_files_of_every_format(tmp_path: Path) -> None:
     assert gather(tmp_path / "b.tsv", None, {}).kind == "labels"
     assert gather((tmp_path / "a.tsv", tmp_path / "b.tsv"), None, {}).kind == "translation"
     (tmp_path / "c.csv").write_text("source,target\na,b,c\n")
-    with pytest.raises(
-        InputError, match=r"row 2 has 3 fields, its first line names 2: source, tar"
-    ):
+    with pytest.raises(InputError, match=r"c\.csv: .*Expected 2 fields in line 2, saw 3"):
         read_columns(tmp_path / "c.csv", {"source": None, "target": None}, "pairs")

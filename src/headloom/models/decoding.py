@@ -58,7 +58,7 @@ class Stepper(Protocol):
         """
 
 
-class WithoutTokens:
+class WithoutTokens(Stepper):
     """A model that never writes some tokens, as padding that it was not trained on."""
 
     def __init__(self, model: Stepper, *tokens: int) -> None:

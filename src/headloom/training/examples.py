@@ -50,63 +50,52 @@ def read_columns(path: Path, roles: Mapping[str, str | None], what: str) -> list
         what: the name of the file in errors.
     Raises: DataError: missing or damaged; InputError: no such columns, empty values.
     """
-    end = end_of(path)
-    if end == ".tsv":
-        lines = text_lines(read_text(path, what))
-        first = [field.strip() for field in lines[0].split("\t")] if lines else []
+    if end_of(path) == ".tsv":
+        first = [name.strip() for name in read_text(path, what).partition("\n")[0].split("\t")]
         names = {name.lower() for name in first}
         if not all(
             name in first if name else names & set(NAMES[role]) for role, name in roles.items()
         ):
             return None
-        return chosen(_of_rows(first, (line.split("\t") for line in lines[1:]), path), roles, path)
-    if end not in NAMED_ENDS:
+    elif end_of(path) not in NAMED_ENDS:
         return None
     return chosen(file_columns(path, what), roles, path)
 
 
 def file_columns(path: Path, what: str = "table") -> Columns:
-    """All columns of a file of CSV, Parquet or JSON lines."""
-    if end_of(path) == ".parquet":
+    """All columns of a file of CSV, TSV, Parquet or JSON lines."""
+    end = end_of(path)
+    if end == ".parquet":
         import pyarrow.parquet
 
         check_file(path, what)
         with reading(path, what, f"{path}: cannot be read as Parquet", "Write it again."):
             return dict(pyarrow.parquet.read_table(path).to_pydict())
     text = read_text(path, what)
-    if end_of(path) == ".csv":
-        rows = csv.reader(io.StringIO(text, newline=""))
-        try:
-            return _of_rows([name.strip() for name in next(rows, [])], rows, path)
-        except csv.Error as error:
-            raise InputError(f"{path}: line {rows.line_num}: {error}. Correct it.") from None
     try:
+        if end in (".csv", ".tsv"):
+            return _of_lines(text, tabs=end == ".tsv")
         if text.lstrip().startswith("["):
             return _of_mappings(json.loads(text), path)
         return _of_mappings([json.loads(line) for line in text_lines(text) if line.strip()], path)
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"{path}: not JSON lines: {error}. Give an object a line, all with the same keys."
-        ) from None
+        raise InputError(f"{path}: cannot be read as {end[1:]}: {error}. Correct it.") from None
 
 
-def _of_rows(names: Sequence[str], rows: Iterable[Sequence[str]], path: Path) -> Columns:
-    columns: Columns = {name: [] for name in names}
-    if len(columns) < len(names):
-        raise InputError(f"{path}: two columns have one name in its first line. Rename one.")
-    for number, row in enumerate(rows, 2):
-        if not any(field.strip() for field in row):
-            continue
-        if len(row) != len(names):
-            raise InputError(
-                f"{path}: row {number} has {len(row)} fields, its first line names {len(names)}: "
-                f"{', '.join(names)}. Quote fields that hold the separator."
-            )
-        for name, field in zip(names, row, strict=True):
-            columns[name].append(field)
-    return columns
+def _of_lines(text: str, *, tabs: bool) -> Columns:
+    """The columns of CSV, or of TSV, which has no quotes, by the names in its first line."""
+    import pandas
+
+    table = pandas.read_csv(
+        io.StringIO(text), header=None, dtype=str, keep_default_na=False, lineterminator="\n",
+        sep="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
+    )  # fmt: skip
+    names = [str(name).strip() for name in table.iloc[0]]
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have one name")
+    return {name: table[place].iloc[1:].tolist() for place, name in enumerate(names)}
 
 
 def _of_mappings(rows: Sequence[object], source: object) -> Columns:

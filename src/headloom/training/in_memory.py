@@ -123,16 +123,15 @@ def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> G
         return _of_texts({name: part[0] for name, part in texts.items()}, numbers)
     names = {name: f"{name}.jsonl" for name in texts}
     keys = [roles.get(role) or role for role in wanted]
-    written = {
-        names[name]: "".join(
-            json.dumps(dict(zip(keys, row, strict=True)), ensure_ascii=False) + "\n"
-            for row in zip(*part, strict=True)
-        ).encode()
-        for name, part in texts.items()
-    }
+    written = {names[name]: _json_lines(keys, part) for name, part in texts.items()}
     if kind == "labels":
         return Gathered(kind, {"folder": "", **names}, _of_ids(numbers), written)
     return Gathered(kind, {"folder": "", **{n: [f] for n, f in names.items()}}, {}, written)
+
+
+def _json_lines(keys: Sequence[str], columns: Sequence[Sequence[str]]) -> bytes:
+    rows = (dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True))
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
 def _of_ids(texts: Sequence[Sequence[str]]) -> JsonObject:

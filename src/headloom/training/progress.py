@@ -126,7 +126,6 @@ class ConsoleProgress(Callback):
     def started(
         self, task: Task, model: nn.Module, position: Position, settings: TrainingConfig
     ) -> None:
-        """See Callback.started."""
         parameters = sum(parameter.numel() for parameter in model.parameters())
         sizes = ", ".join(
             f"{count:,} {name.replace('_', ' ')}" for name, count in task.sizes().items()
@@ -161,7 +160,6 @@ class ConsoleProgress(Callback):
             self._progress.start()
 
     def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """See Callback.stepped."""
         before = self._mean_loss
         self._mean_loss = loss if math.isnan(before) else 0.95 * before + 0.05 * loss
         if self._progress is not None and self._bar is not None:
@@ -171,7 +169,6 @@ class ConsoleProgress(Callback):
             )  # fmt: skip
 
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """See Callback.validated."""
         shown = "-" if math.isnan(self._mean_loss) else f"{self._mean_loss:.3f}"
         self.console.print(
             f"step {position.step:>6,}  epoch {position.epoch:>3}  "

@@ -73,12 +73,8 @@ def habitual(settings: JsonMapping) -> JsonObject:
             raise InputError(f"train: {name} is {key}, which is there already. Leave one out.")
         number = getattr(value, "item", None)  # of NumPy
         result[key] = number() if number is not None else value
-    if isinstance(time := result.get("max_minutes"), str):
-        match = re.fullmatch(r"\s*([\d.]+)\s*(s|m|h)[a-z]*\s*", time)
-        if match is None:
-            raise InputError(
-                f"train: max_minutes {time!r}: expected a number of minutes, or '30s'."
-            )
+    time = result.get("max_minutes")
+    if isinstance(time, str) and (match := re.fullmatch(r"([\d.]+) ?(s|m|h)[a-z]*", time)):
         result["max_minutes"] = float(match[1]) * {"s": 1 / 60, "m": 1, "h": 60}[match[2]]
     return result
 
@@ -131,10 +127,7 @@ def _misplaced(
     else:
         keys = {key: f"{section}.{key}" for section, own in known.items() for key in own}
         words = {**{other: keys.get(key, key) for other, key in _NAMES.items()}, **keys}
-        near = difflib.get_close_matches(name, list(words), 1, 0.6)
-        hint = (
-            f"no such key; did you mean {near[0]} ({words[near[0]]})?"
-            if near
-            else (f"no such key; there are {', '.join(sorted(keys.values()))}.")
-        )
+        hint = f"no such key; there are {', '.join(sorted(keys.values()))}."
+        if near := difflib.get_close_matches(name, list(words), 1, 0.6):
+            hint = f"no such key; did you mean {near[0]} ({words[near[0]]})?"
     return InputError(f"train: {name}: {hint}")
