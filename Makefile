@@ -53,6 +53,7 @@ bench: setup  ## every benchmark: peer and headloom in turn, the ratio last; hou
 pictures: setup  ## every picture of the docs anew; look at each one
 	@scripts/setup-tests
 	$(python) scripts/pictures.py
+	$(python) scripts/readme_pictures.py
 
 docs: setup  ## the site of the documentation, in build/site; runs the tutorials
 	@scripts/setup-docs

@@ -1,4 +1,4 @@
-"""What the README says, done word for word: its Python, and its commands on a run."""
+"""What the README and the tour say, done word for word: Python, and commands on a run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import headloom
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
+TOUR = (ROOT / "docs/tour.md").read_text("utf-8")
 #: What a test cannot do as it stands: minutes of training, a browser, a model from the network.
 NOT_HERE = (
     "headloom train ",
@@ -31,12 +32,17 @@ NOT_HERE = (
 )
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, page: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def commands() -> list[str]:
-    lines = [line[2:] for block in blocks("console") for line in block.splitlines() if line]
+    lines = [
+        line[2:]
+        for block in blocks("console", README + TOUR)
+        for line in block.splitlines()
+        if line
+    ]
     return [line for line in lines if line.startswith(("headloom ", "echo "))]
 
 
@@ -91,8 +97,9 @@ def test_the_commands_on_the_language_model(
     assert len(headloom.open(tmp_path / "m.loom").layers) == 30
 
 
+@pytest.mark.parametrize("page", [README, TOUR], ids=["README", "tour"])
 def test_the_python_runs_as_it_stands(
-    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: str
 ) -> None:
     monkeypatch.chdir(demo)
     torch.manual_seed(0)
@@ -100,9 +107,17 @@ def test_the_python_runs_as_it_stands(
     monkeypatch.setattr(headloom.Trace, "view", lambda trace: shown.append(trace))
     q, k, v = torch.randn(3, 2, 6, 40, 16)
     names: dict[str, Any] = {"q": q, "k": k, "v": v}
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), names)
+    for block in blocks("python", page):  # but for the length of a training
+        quick = block.replace("max_steps=200", "max_steps=2, width=32")
+        exec(compile(quick, "page", "exec"), names)
     assert len(shown) == 1
+    if page == README:
+        weights = names["trace"][3, 1].to_pandas().loc["it"].nlargest(2)
+        said = re.findall(r"# (\S+) +(0\.\d+)", page)
+        assert dict(weights) == pytest.approx(
+            {token: float(text) for token, text in said}, rel=1e-3
+        )
+        return
     graph = names["graph"]
     dense = (q[0] @ k[0].mT / 4).masked_fill(torch.ones(40, 40).triu(1).bool(), -torch.inf)
     torch.testing.assert_close(names["weights"][0], (q[0] @ k[0].mT / 4).softmax(-1))
@@ -110,7 +125,7 @@ def test_the_python_runs_as_it_stands(
 
 
 def test_the_matrix_that_is_named_is_the_matrix_of_one_input() -> None:
-    (call,) = re.findall(r"`(headloom\.AttentionMatrix\(.*?\))`", README)
+    (call,) = re.findall(r"`(headloom\.AttentionMatrix\(.*?\))`", TOUR)
     q, k = torch.randn(2, 2, 6, 40, 16)
     matrix = eval(call, {"headloom": headloom, "q": q, "k": k})
     torch.testing.assert_close(
