@@ -68,10 +68,8 @@ def alignment(
     page.letters([*rows, *columns, title or ""])
     names = [[page.written(name, _LETTERS) for name in axis] for axis in (rows, columns)]
     axes = page.given or page.figure.add_axes((0, 0, 1, 1))
-    how: dict[str, Any] = {"aspect": "auto" if page.given is None else "equal"} | page.weights(
-        imshow
-    )
-    how = {"extent": (-0.5, wide - 0.5, high - 0.5, -0.5)} | how
+    how: dict[str, Any] = {"extent": (-0.5, wide - 0.5, high - 0.5, -0.5)}
+    how |= {"aspect": "auto" if page.given is None else "equal"} | page.weights(imshow)
     if masses.values.size:
         axes.imshow(masses.values.mean(0), **how)
     page.bare(axes)

@@ -48,14 +48,9 @@ def picture(draw: Callable[Concatenate[Page, ...], T]) -> Callable[..., T]:
     """Make of a function of a page one of where it is: onto, width and theme, see `Page`."""
 
     @wraps(draw)
-    def drawn(
-        *args: Any,
-        onto: Axes | Figure | None = None,
-        width: float | None = None,
-        theme: Theme | None = None,
-        **options: Any,
-    ) -> T:
-        return draw(Page(onto, width, theme), *args, **options)
+    def drawn(*args: object, **options: Any) -> T:
+        page = Page(*(options.pop(name, None) for name in ("onto", "width", "theme")))
+        return draw(page, *args, **options)
 
     return drawn
 
