@@ -42,10 +42,7 @@ _CHOICES = {
 def by_headloom_names(
     operation: str, known: Collection[str], arguments: Mapping[str, object]
 ) -> dict[str, object]:
-    """Rename arguments that are called as in other libraries.
-
-    Args: operation: as errors name it; known: its arguments.
-    Raises: TypeError: no such argument, or two names of one.
+    """Rename arguments that are called as in other libraries; known: those of the operation.
 
     >>> by_headloom_names("Encoder", ["width", "layers"], {"d_model": 64, "num_layers": 2})
     {'width': 64, 'layers': 2}
@@ -69,9 +66,8 @@ def by_name(
 ) -> Callable[[Callable[Concatenate[_Module, _P], None]], Callable[Concatenate[_Module, _P], None]]:
     """Let a constructor take habitual names, and keep its arguments for config.json.
 
-    Its signature lists what it takes by a `TextChoices` or `BlockChoices`.
-
-    defaults: of these, where they are not those of an `Architecture`.
+    Its signature lists its `TextChoices` or `BlockChoices`, with the defaults of an `Architecture`
+    but for these.
     """
     usual = {field.name: field.default for field in fields(Architecture)} | defaults
 

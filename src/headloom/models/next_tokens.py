@@ -22,8 +22,7 @@ def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     The largest ``count`` numbers lie in the ``count`` pieces of a row whose own largest numbers are
     the largest: one pass finds these pieces, and few columns are left to sort.
 
-    Args: rows: (rows, columns), contiguous; count: at most as many as there are columns.
-    Returns: numbers and columns, (rows, count) each; of equal ones, any.
+    rows: (rows, columns), contiguous. Returns (rows, count) each; of equal numbers, any columns.
     """
     height, width = rows.shape
     pieces = width // _PIECE
@@ -51,11 +50,7 @@ def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
 
         total = score + log softmax(logits)[token]
 
-    Args:
-        logits: of the next token, (sources * beam, vocabulary).
-        scores: log-probabilities of the hypotheses, (sources, beam).
-        count: of each source, at most as many as there are.
-
+    logits: (sources * beam, vocabulary); scores: log-probabilities of hypotheses, (sources, beam).
     Returns: their log-probabilities, the hypothesis that each continues, and its token, (sources,
         count) each, the likeliest first.
     """
@@ -139,11 +134,6 @@ def nucleus(logits: Tensor, share: float) -> Tensor:
     where P = softmax(logits); P' is the softmax of what is returned. Of tokens that are equally
     likely the one with the lower id comes first. The likeliest is always in V.
 
-    Args:
-        logits: (..., vocabulary).
-        share: p, above 0 and 1 at most.
-
-    Raises: InputError: no such share.
     Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", equations 2, 3.
 
     >>> nucleus(torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), 0.7).softmax(-1)

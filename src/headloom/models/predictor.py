@@ -22,10 +22,7 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
     """A model that predicts one of several things at each of its outputs.
 
     The two steps are apart so that only those outputs are scored that have a target.
-
-    purpose: what it is for, and by which command, as errors say it.
-    last: name of the last layer, from which the scores come.
-    classifies_texts: whether it reads a text, `tokens`, and scores its classes.
+    purpose: as errors say it; last: name of the last layer, which gives the scores.
     """
 
     purpose: ClassVar[str] = "predicts"
@@ -98,9 +95,7 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
 
 
 def other_kind(model: object, action: str, kind: str) -> InputError:
-    """The error for a run that is asked for what its model was not made for.
-
-    Args: action: what was asked; kind: of a model that does it.
+    """The error for a run that is asked for an action of another kind of model.
 
     >>> print(other_kind(None, "translate", "a translator"))
     this run predicts; it does not translate. Give a run of a translator.

@@ -43,12 +43,8 @@ def end_of(path: Path) -> str:
 def read_columns(path: Path, roles: Mapping[str, str | None], what: str) -> list[list[str]] | None:
     """The texts of a file of CSV, TSV, Parquet or JSON lines, a list for each role.
 
-    A TSV has names where its first line has those of all roles; `None`: it has none, or the
-    file's format is another, which has no columns.
-
-    Args: roles: "text", "label", "source", "target", each with the name of its column or None;
-        what: the name of the file in errors.
-    Raises: DataError: missing or damaged; InputError: no such columns, empty values.
+    A TSV has names where its first line has those of all roles; None: it has none, or the file's
+    format is another. roles: see `matched`; what: the name of the file in errors.
     """
     if end_of(path) == ".tsv":
         first = [name.strip() for name in read_text(path, what).partition("\n")[0].split("\t")]
@@ -198,10 +194,7 @@ def _are_ids(rows: Sequence[object]) -> bool:
 
 
 def matched(columns: Columns, roles: Mapping[str, str | None], source: object) -> dict[str, str]:
-    """Which column is which: those named, those of habitual names, else the first that are left.
-
-    Raises: InputError: a name that is none of the columns, or too few of them.
-    """
+    """The column of each role, "text", "label", ...: as named, of a habitual name, or the first."""
     places: dict[str, str] = {}
     known = ", ".join(map(repr, columns)) or "none"
     lower = {name.lower(): name for name in reversed(columns)}
@@ -231,10 +224,7 @@ def matched(columns: Columns, roles: Mapping[str, str | None], source: object) -
 
 
 def chosen(columns: Columns, roles: Mapping[str, str | None], source: object) -> list[list[str]]:
-    """The columns of the roles, as texts without spaces around them.
-
-    Raises: InputError: no such column, or a value that is no text.
-    """
+    """The columns of the roles, see `matched`, as texts without spaces around them."""
     places = matched(columns, roles, source)
     return [[*_texts(columns[places[role]], f"{source}: {places[role]}")] for role in roles]
 

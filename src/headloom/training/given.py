@@ -22,10 +22,7 @@ from headloom.training.tasks.task import Task
 
 
 def given_columns(data: object, roles: Mapping[str, str | None]) -> list[list[str]]:
-    """The columns of the roles, of an object in memory, or of files: see `headloom.train`.
-
-    roles: "source" and "target"; "text" and "label"; or "text".
-    """
+    """The columns of the roles, of an object in memory, or of files: see `headloom.train`."""
     paths = [Path(each) for each in ([data] if isinstance(data, str | Path) else _paths(data))]
     if not paths:
         return chosen(as_columns(data), roles, "data")
@@ -43,10 +40,7 @@ def _paths(data: object) -> Sequence[Path]:
 
 
 def given_task(run: TrainedRun, data: object) -> Task:
-    """The task of a run on other examples, all of them held out.
-
-    Raises: InputError: a run that reads no text; examples that it cannot read.
-    """
+    """The task of a run on other examples, all of them held out."""
     task, words, seed = run.config.task, run.vocabulary, run.config.training.seed
     columns = partial(given_columns, data)
     if run.translates:

@@ -41,10 +41,8 @@ ENDS = (*NAMED_ENDS, ".tsv", ".txt", ".npz")
 
 @dataclass(frozen=True)
 class Gathered:
-    """Data ready for a task.
+    """Data ready for a task: keys of [task] that say where they are, and those that fit them.
 
-    kind: of the task; settings: keys of [task] that say where they are, the folder left out.
-    usual: keys of [task] that fit the data, where nobody says otherwise.
     files: what is to be written in the folder; empty: they are files already.
     """
 
@@ -82,14 +80,9 @@ def is_path(value: object) -> bool:
 
 
 def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> Gathered:
-    """Data of any form for a task.
+    """Data of any form, see `headloom.train`, for a task of a kind; None: of the kind that fits.
 
-    Args:
-        data: see `headloom.train`.
-        kind: of the task; None: the one that fits the data.
-        roles: the names of columns that somebody gave, of "text", "label", "source", "target".
-
-    Raises: InputError: they cannot be used like that, or what they are for is not clear.
+    roles: the names of columns that were given, of "text", "label", "source", "target".
     """
     parts = {"train": data}
     if isinstance(data, Mapping) and data and all(str(name) in PARTS for name in data):

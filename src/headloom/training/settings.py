@@ -80,11 +80,7 @@ def habitual(settings: JsonMapping) -> JsonObject:
 
 
 def routed(content: JsonObject, settings: JsonMapping) -> JsonObject:
-    """A configuration with settings in it, each in the section that has its key.
-
-    Args: content: sections as dicts; settings: by headloom's names, or "section.key".
-    Raises: InputError: a key that no section has, or two.
-    """
+    """A configuration with settings in it, each in the section that has its key, or is named."""
     if not settings:
         return content
     result = {**content, **{name: dict(content.get(name, {})) for name in SECTIONS}}

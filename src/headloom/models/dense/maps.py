@@ -105,15 +105,9 @@ Gradients = list[Tensor | None]
 
 
 def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False) -> list[Tensor]:
-    """Several linear maps of one input, multiplied as `products` says.
+    """Several linear maps of one input, multiplied as `products` says: (..., columns) of each.
 
-    Args:
-        inputs: (..., width).
-        maps: from that width to any.
-        relu: whether max(0, x) follows.
-
-    Returns: (..., out_features) for each map.
-    Raises: ShapeError: another width. InputError: another type, or device.
+    inputs: (..., width); relu: whether max(0, x) follows.
     """
     kind = current_products()
     if kind == "float32" or not _takes(kind, inputs, maps):
@@ -320,14 +314,8 @@ def multiply(
 ) -> bool:
     """``output = act(left right + bias)``, or added to it, in float32 on a matrix unit.
 
-    Args:
-        left: (rows, terms); numbers of a row or of a column follow each other in memory.
-        right: (terms, columns), likewise.
-        output: (rows, columns); numbers of a row follow each other.
-        bias: (columns,).
-        relu: whether act is max(0, x), not the identity.
-        add: whether what the output holds is added, before act.
-
+    left: (rows, terms), right: (terms, columns), each with its rows or its columns contiguous;
+    output: (rows, columns), its rows contiguous; relu: whether act is max(0, x).
     Returns: whether all results are finite; else the output holds nothing of worth.
     """
     call = kernels.ProductCall()

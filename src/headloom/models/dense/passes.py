@@ -33,11 +33,7 @@ def dropout(inputs: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
     """``residual + (kept ? inputs / (1 - p) : 0)``, of tensors that the kernels serve.
 
     Which number is kept depends on a seed and its place: the backward pass finds the mask again.
-
-    Args:
-        inputs: any shape.
-        p: probability that a number is dropped; 0 to below 1.
-        residual: of the same shape; None: 0.
+    p: probability that a number is dropped, below 1; residual: of the shape of inputs; None: 0.
     """
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None))
     return _dropout(seed, p, inputs, residual)
@@ -113,10 +109,7 @@ class Dropout(nn.Module):
 def losses(logits: Tensor, targets: Tensor, smoothing: float, *, gradient: bool) -> Tensor:
     """The cross-entropy of each row; if `gradient`, the logits become its derivative.
 
-    Args:
-        logits: (rows, columns), contiguous; without a gradient of their own.
-        targets: int64 (rows,), from 0 to columns - 1.
-        smoothing: share of the target's mass that is spread over the columns.
+    logits: (rows, columns), contiguous; targets: int64 (rows,); smoothing: see `projected_loss`.
     """
     call = kernels.LossCall()
     call.rows, call.columns = logits.shape

@@ -44,10 +44,7 @@ _MODULES: tuple[type[Predictor], ...] = (
 
 
 def load_module(folder: Path) -> Predictor | None:
-    """The module of a folder, by its own class; None: `save_pretrained` of none wrote it.
-
-    Raises: HeadloomError: see `headloom.LanguageModel.from_pretrained`.
-    """
+    """The module of a folder, by its own class; None: `save_pretrained` of none wrote it."""
     is_there = (folder / "config.json").exists() and not is_run(folder)
     name = Settings.read(folder).raw("headloom") if is_there else None
     kinds = {kind.__name__: kind for kind in _MODULES}
@@ -55,23 +52,14 @@ def load_module(folder: Path) -> Predictor | None:
 
 
 def load_transformers(folder: Path, settings: Settings) -> LanguageModel | Encoder | Transformer:
-    """The module of a folder of Transformers, by the class that reads it, in evaluation mode.
-
-    Raises: HeadloomError: see `headloom.LanguageModel.from_pretrained`.
-    """
+    """The module of a folder of Transformers, by the class that reads it, in evaluation mode."""
     kinds = {kind.__name__: kind for kind in (LanguageModel, Encoder, Transformer)}
     return kinds[class_of(folder, settings)].from_pretrained(folder)
 
 
 @dataclass(frozen=True)
 class StockModel:
-    """A model in another's words.
-
-    architecture: the class of Transformers.
-    settings: of its configuration, but for the special tokens.
-    weights: by its names, without the last map.
-    output: of the last map, (vocabulary, width).
-    """
+    """A model as Transformers has it; output: the weight of its last map."""
 
     architecture: str
     settings: JsonObject
@@ -81,10 +69,7 @@ class StockModel:
 
 @torch.no_grad()
 def stock_model(model: Predictor) -> StockModel:
-    """The architecture of Transformers that computes what a model computes, with its weights.
-
-    Raises: InputError: none does.
-    """
+    """The architecture of Transformers that computes what a model computes, with its weights."""
     if isinstance(model, Transformer):
         return _translator(model)
     if isinstance(model, LanguageModel):

@@ -100,10 +100,7 @@ class Tensors:
         return tuple(self._left[name].shape)
 
     def take(self, name: str, sizes: tuple[int, ...]) -> Tensor:
-        """One of these sizes, in float32.
-
-        Raises: DataError: it is missing, or of other sizes.
-        """
+        """One of these sizes, in float32."""
         if name not in self._left:
             raise DataError(f"{self.folder}: the weights lack {name}. Get the model again, whole.")
         tensor = self._left.pop(name)
@@ -129,10 +126,7 @@ class Tensors:
 
 
 def read_tensors(folder: Path) -> Tensors:
-    """All tensors of a folder's safetensors files.
-
-    Raises: DataError: missing or damaged.
-    """
+    """All tensors of a folder's safetensors files."""
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.exists():
@@ -172,11 +166,7 @@ def _named_today(name: str) -> str:
 
 @dataclass(frozen=True)
 class NamedTokens:
-    """Ids that mean something to a model; None where its settings name none.
-
-    first: that a text begins with; start: that a translation begins with.
-    ends: that end a text; padding: that fills short sequences.
-    """
+    """Ids of the first token of a text, of a translation, of ends and of padding; None: none."""
 
     first: int | None
     start: int | None
@@ -202,10 +192,7 @@ def named_tokens(settings: Settings) -> NamedTokens:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Of tokenizer.json; it neither cuts nor fills texts.
-
-    Raises: DataError: missing or damaged.
-    """
+    """The tokenizer of tokenizer.json; it neither cuts nor fills texts."""
     with optional_package("from_pretrained", installing("hf")):
         from tokenizers import Tokenizer
     path = folder / "tokenizer.json"

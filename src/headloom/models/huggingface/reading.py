@@ -22,10 +22,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def class_of(folder: Path, settings: Settings) -> str:
-    """Name of headloom's class that computes what the model of a folder computes.
-
-    Raises: InputError: none does.
-    """
+    """Name of headloom's class that computes what the model of a folder computes."""
     kind = settings.get("model_type", "")
     if kind not in _READERS:
         raise InputError(
@@ -36,11 +33,7 @@ def class_of(folder: Path, settings: Settings) -> str:
 
 
 def read_transformers(make: type[_Module], folder: Path, settings: Settings) -> _Module:
-    """The module of a class with the weights of a folder, in evaluation mode.
-
-    Raises: InputError: another class reads the folder, or headloom lacks one of its settings.
-        DataError: a file is missing or damaged.
-    """
+    """The module of a class with the weights of a folder, in evaluation mode."""
     name, kind = class_of(folder, settings), settings.get("model_type", "")
     if name not in [each.__name__ for each in make.__mro__]:
         raise InputError(
