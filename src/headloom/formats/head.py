@@ -126,13 +126,8 @@ class TraceLayer(DrawnHeads):
         rounded and the log-sum-exp is the model's, so that a row sums to 1 only about; see
         `normalised_matrix`.
         """
-        tensors = self._queries_keys
-        if tensors is None or self.no_matrix is not None:
-            return None
-        # Half precision is a matter of storage; scores are taken in float32.
-        queries, keys = (tensor.float() for tensor in tensors)
         # Of the rows alone: a tile needs no edges to be read.
-        return self._operator(queries, keys, self.data.lse)
+        return None if self.no_matrix is not None else self._operator(self.data.lse)
 
     @cached_property
     def normalised_matrix(self) -> AttentionMatrix | None:
@@ -142,31 +137,24 @@ class TraceLayer(DrawnHeads):
         log-sum-exp of its own rounded scores, which takes one pass over queries and keys. What
         follows paths through whole rows is taken from it: shares of these are at most 1.
         """
-        matrix = self.matrix
-        if matrix is None or not self.half_precision:
-            return matrix
-        return self._operator(matrix.queries, matrix.keys, None)
+        rounded = self.matrix is not None and self.half_precision
+        return self._operator(None) if rounded else self.matrix
 
     @property
     def half_precision(self) -> bool:
         """Whether queries and keys were kept, in float16 or bfloat16."""
         return self.queries is not None and self.queries.dtype in (torch.float16, torch.bfloat16)
 
-    def _operator(self, queries: Tensor, keys: Tensor, lse: Tensor | None) -> AttentionMatrix:
+    def _operator(self, lse: Tensor | None) -> AttentionMatrix:
         """The weights of queries and keys; lse: of each row, or None: its own."""
-        terms = self.terms
-        assert terms is not None
+        terms, tensors = self.terms, self._queries_keys
+        assert terms is not None and tensors is not None
         return AttentionMatrix(
-            queries,
-            keys,
-            mask=terms.mask,
-            bias=terms.bias,
-            relative=terms.relative,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=terms.sinks,
+            # Half precision is a matter of storage; scores are taken in float32.
+            *(tensor.float() for tensor in tensors), mask=terms.mask, bias=terms.bias,
+            relative=terms.relative, scale=self.scale, softcap=self.softcap, sinks=terms.sinks,
             lse=lse,
-        )
+        )  # fmt: skip
 
     @property
     def no_matrix(self) -> str | None:

@@ -9,7 +9,7 @@ Source: Vaswani et al. 2017, section 3.2.2.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Never, get_args
+from typing import Literal, Never, get_args
 
 import torch
 from torch import Tensor, nn
@@ -351,7 +351,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         }
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *others: Any
+        self, state_dict: dict[str, Tensor], prefix: str, *others: object
     ) -> None:
         """Load by our names, or by those of torch.nn.MultiheadAttention."""
         for kind in ("weight", "bias"):

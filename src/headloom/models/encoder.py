@@ -97,20 +97,12 @@ class Encoder(Predictor):
         return vector
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Scores of tokens, (..., positions, vocabulary), or of classes, (..., classes).
-
-        Raises: InputError: it predicts nothing.
-        """
+        """Scores of tokens, (..., positions, vocabulary), or of classes, (..., classes)."""
         if self.head == "tokens":
             hidden = activated(self.transform(outputs), self.architecture.activation)
             scores: Tensor = self.output(self.transform_norm(hidden))
-        elif self.head == "classes":
-            scores = self.output(self.dropout(self.pooled(outputs)))
         else:
-            raise InputError(
-                "this encoder predicts nothing; ask for its outputs, or load a folder that was "
-                "saved with what predicts masked tokens or classes."
-            )
+            scores = self.output(self.dropout(self.pooled(outputs)))
         return scores
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:

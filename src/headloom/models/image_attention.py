@@ -25,14 +25,8 @@ from headloom.mechanism.shapes import describe
 
 def learned_weight(convolution: nn.Conv2d) -> nn.Parameter:
     """What is learned of a convolution: its weight, or what spectral norm makes the weight from."""
-    weight = (
-        convolution.get_parameter("parametrizations.weight.original")
-        if is_parametrized(convolution, "weight")
-        else convolution.weight
-    )
-    if not isinstance(weight, nn.Parameter):
-        raise TypeError(f"the weight of a convolution is a {type(weight).__name__}")
-    return weight
+    normed = is_parametrized(convolution, "weight")
+    return convolution.get_parameter("parametrizations.weight.original" if normed else "weight")
 
 
 class ImageSelfAttention(AttentionLayer):
@@ -112,16 +106,9 @@ class ImageSelfAttention(AttentionLayer):
         if self.pooled:
             keys, values = max_pool2d(keys, 2), max_pool2d(values, 2)
             looked_at = Grid(rows // 2, columns // 2)
-        output = self.attend(
-            _as_sequence(self.g(images)),
-            _as_sequence(keys),
-            _as_sequence(values),
-            scale=1.0,
-            grids=(places, looked_at),
-        )
-        seen = (
-            output[:, 0].transpose(1, 2).reshape(images.shape[0], output.shape[-1], rows, columns)
-        )
+        sequences = (_as_sequence(part) for part in (self.g(images), keys, values))
+        output = self.attend(*sequences, scale=1.0, grids=(places, looked_at))
+        seen = output[:, 0].mT.reshape(len(images), output.shape[-1], rows, columns)
         # 0 - x is +0 for both zeros, and y - (+0) is y for both: while gamma is 0 even -0 stays.
         return torch.sub(images, 0.0 - self.gamma * self.v(seen))
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy as np
@@ -225,11 +226,8 @@ class AttentionMatrix(DrawnHeads):
             )
         if self._call.by_cells or self._call.softcap is not None:  # no sum of scores is one call
             every = range(length)
-            return self._by_blocks(
-                lambda rows, block: (block * calls.cells(self._call, self.lse, every, rows).mT).sum(
-                    -1
-                )
-            )
+            back = partial(calls.cells, self._call, self.lse, every)
+            return self._by_blocks(lambda rows, block: (block * back(rows).mT).sum(-1))
         if self.shape[0] > 1 and self.queries.numel() > SIDE_BY_SIDE:
             return torch.cat([self.of_head(h).reciprocity() for h in range(self.shape[0])])
         both = self._call.plus_transpose(self.row_bias())
