@@ -14,8 +14,10 @@ from base64 import b64encode
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from headloom.analysis.heads.formation import trace_of_snapshot
 from headloom.errors import HeadloomError, InputError, installing, optional_package
-from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
+from headloom.formats.history import LayerSnapshot, Snapshot
+from headloom.formats.trace import TraceData
 from headloom.mechanism.drawn import Bundle, Drawn
 from headloom.mechanism.graph import AttentionGraph
 from headloom.studio.arrays import as_json
@@ -58,22 +60,11 @@ def widget(trace: TraceData, start: str = "", title: str = "") -> Any:
 
 def graph_trace(graph: AttentionGraph) -> TraceData:
     """A graph without a batch as a trace of one layer, its tokens named by their places."""
-    heads, queries, keys = graph.shape
-    one = queries == keys
-    names = {"queries": [*map(str, range(queries))], "keys": [*map(str, range(keys))]}
-    layer = TraceLayer(
-        name="graph",
-        kind="encoder" if one else "cross",
-        index=0,
-        shape=(heads, queries, keys),
-        queries_from="tokens" if one else "queries",
-        keys_from="tokens" if one else "keys",
-        query_tokens=names["queries"],
-        key_tokens=names["keys"],
-        scale=1.0,
-        data=LayerInMemory(graph.detach().cpu()),
-    )
-    return TraceData({"tokens": names["keys"]} if one else names, (layer,))
+    _, queries, keys = graph.shape
+    kind = "encoder" if queries == keys else "cross"
+    rows, columns = ([*map(str, range(count))] for count in (queries, keys))
+    layer = LayerSnapshot("graph", kind, {}, {}, graph.detach().cpu(), rows, columns, scale=1.0)
+    return trace_of_snapshot(Snapshot(0, None, [layer]))
 
 
 def display(shown: Drawn) -> Any:
