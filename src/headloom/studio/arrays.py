@@ -58,10 +58,12 @@ class LayerArrays:
 
     @property
     def heads(self) -> int:
+        """Number of heads."""
         return int(self.keys.shape[0])
 
     @property
     def queries(self) -> int:
+        """Number of rows of a head."""
         return int(self.keys.shape[1])
 
     @property
@@ -71,6 +73,7 @@ class LayerArrays:
 
     @property
     def nbytes(self) -> int:
+        """Size in memory."""
         parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count)
         return sum(part.nbytes for part in parts) + getattr(self.received, "nbytes", 0)
 

@@ -111,10 +111,12 @@ class Place:
 
     @cached_property
     def layer(self) -> int:
+        """Number of a layer."""
         return self.under("layer", len(self.example.trace.layers))
 
     @property
     def of_layer(self) -> TraceLayer:
+        """Layer of the path."""
         return self.example.trace.layers[self.layer]
 
     @property
@@ -126,6 +128,7 @@ class Place:
 
     @cached_property
     def head(self) -> tuple[int, int]:
+        """Numbers of a layer and of one of its heads."""
         return self.layer, self.under("head", self.of_layer.heads)
 
     @cached_property
@@ -136,6 +139,7 @@ class Place:
 
     @cached_property
     def tile(self) -> Tile:
+        """Tile of a matrix."""
         _, queries, keys = self.of_layer.shape
         of, level = (
             self.choice("of", "max", "mass"),
@@ -147,6 +151,7 @@ class Place:
 
     @cached_property
     def comparison(self) -> Comparison:
+        """Two examples side by side."""
         return self.opened.comparison(self.number("example"), self.number("other"))
 
     @cached_property

@@ -88,6 +88,7 @@ class MatrixTiles:
         return as_tile(self.numbers(number, tile, go_on))
 
     def numbers(self, number: int, tile: Tile, go_on: Callable[[], bool] = lambda: True) -> Array:
+        """Return a tile, float32."""
         _, queries, keys = self._layers.trace.layers[number].shape
         base = _base_level(queries, keys)
         factor = 1 << max(tile.level - base, 0)

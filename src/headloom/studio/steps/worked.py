@@ -240,6 +240,7 @@ class Learned:
 
     @property
     def steps(self) -> int:
+        """Number of steps."""
         return len(self.losses) - 1
 
 
