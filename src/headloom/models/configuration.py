@@ -136,10 +136,7 @@ class Architecture:
             )
 
     def arguments(self, layers: Literal["encoder", "decoder"] | None = None) -> dict[str, Any]:
-        """Keyword arguments of a module with these choices.
-
-        layers: the stack of a module that has one; None: of a `Transformer`, which has both.
-        """
+        """Keyword arguments of a module with these choices; layers: its stack, None: both."""
         choices = asdict(self)
         if layers is not None:
             counts = {name: choices.pop(f"{name}_layers") for name in ("encoder", "decoder")}

@@ -261,7 +261,7 @@ class AttentionMatrix(DrawnHeads):
     def __getitem__(self, index: tuple[object, ...]) -> Tensor: ...
     @overload
     def __getitem__(self, index: int | slice | list[int]) -> Any: ...
-    def __getitem__(self, index: object) -> Any:
+    def __getitem__(self, index: object) -> object:
         """``matrix[head, i, j]``: a cell, a row, a column or a tile, of one head or of several.
 
         ``matrix[b]`` of a batch is the matrix of an input; ``matrix[head]`` is all of a head, which
