@@ -21,6 +21,8 @@ _SIZES: dict[str, dict[str, Any]] = {
     "Bert": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
              "intermediate_size": 8},
     "GPT2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 32},
+    "Llama": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "intermediate_size": 8, "num_key_value_heads": 1},
     "Bart": _PAIR, "Marian": _PAIR,
 }  # fmt: skip
 

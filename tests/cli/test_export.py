@@ -36,12 +36,10 @@ def test_hostile_tokens_survive_both_formats(make_trace, hostile_tokens, tmp_pat
 
 def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
-    nothing = {"html": None, "picture": None, "parquet": None, "graphml": None}
 
     def drawn(name: str, layer: str | None, head: int | None) -> str:
         file = tmp_path / f"{name}.svg"
-        options = {**nothing, "picture": file, "layer": layer, "head": head}
-        assert headloom.export(tmp_path / "t", **options) == [file]
+        assert headloom.export(tmp_path / "t", picture=file, layer=layer, head=head) == [file]
         return file.read_text("utf-8")
 
     assert "12 heads" in drawn("all", None, None)
@@ -60,9 +58,7 @@ def test_graphml_and_parquet_say_the_same_of_a_layer(pair_trace, tmp_path) -> No
     trace = dataclasses.replace(pair_trace, layers=(*first, *more))
     trace.save(tmp_path / "t")
     graphml, parquet = tmp_path / "g.graphml", tmp_path / "p.parquet"
-    headloom.export(
-        tmp_path / "t", html=None, picture=None, parquet=parquet, graphml=graphml, layer="5", head=3
-    )
+    headloom.export(tmp_path / "t", parquet=parquet, graphml=graphml, layer="5", head=3)
     of = networkx.read_graphml(graphml).graph
     table = pandas.read_parquet(parquet)
     names = ["layer", "kind", "index", "name", "head"]
@@ -76,7 +72,6 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
     pair_trace.save(tmp_path / "t")
     (tmp_path / "link").symlink_to("one")
     os.mkfifo(tmp_path / "pipe")
-    nothing = {"html": None, "picture": None, "parquet": None, "graphml": None}
     before = sorted(tmp_path.iterdir())
     one = tmp_path / "one"
     two, picture = {"parquet": one, "graphml": tmp_path / "g"}, {"picture": tmp_path / "p.png"}
@@ -86,11 +81,11 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
         "no head 4; the layer has heads 0 to 3": two | {"layer": "0", "head": 4},
         "export: no head 4": picture | {"layer": "0", "head": 4},
         "head 1 of no layer": picture | {"head": 1},
-        "head 1 of no layer; give": {"parquet": one, "layer": None, "head": 1},
+        "head 1 of no layer; give": {"parquet": one, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},
     }.items():
         with pytest.raises(headloom.HeadloomError, match=line):
-            headloom.export(tmp_path / "t", **{"layer": None, "head": None, **nothing, **options})
+            headloom.export(tmp_path / "t", **options)
         assert sorted(tmp_path.iterdir()) == before, line
     assert (tmp_path / "pipe").is_fifo()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.cli.conftest import Command, assert_one_line, ran
+from tests.saved_models import small_model
 
 import headloom
 from headloom.mechanism.watching import layers_of
@@ -117,23 +118,16 @@ def test_a_layer_of_the_real_minilm(minilm_folder: Path, monkeypatch: pytest.Mon
     assert list(walk.queries.tokens) == ["[CLS]", "the", "dog", "slept", ".", "[SEP]"]
 
 
-def small(library: Any, kind: str) -> Any:
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 15,
-             "intermediate_size": 8, "num_key_value_heads": 1}  # fmt: skip
-    return getattr(library, f"{kind}ForCausalLM")(getattr(library, f"{kind}Config")(**sizes))
-
-
+@pytest.mark.usefixtures("words")
 def test_a_model_that_does_more_is_refused_in_one_line(
-    tmp_path: Path, words: list[str], headloom_main: Command
+    tmp_path: Path, headloom_main: Command
 ) -> None:
-    transformers = pytest.importorskip("transformers")
-    small(transformers, "Llama").save_pretrained(tmp_path)
+    small_model("LlamaForCausalLM", tmp_path)
     assert_one_line(
         headloom_main("steps", "a b c", "--model", tmp_path),
         "headloom: steps: layer layers.0.self_attn does more than the six steps: it turns or "
         "norms its queries and keys after the projection. headloom trace and headloom view show "
-        "its "
-        "weights.",
+        "its weights.",
     )
 
 

@@ -59,16 +59,12 @@ class Reader:
         heads, W_O = call.call, call.matrices.W_O
         before, bias, turned = projected(call.X[0], call.matrices.W_Q, heads.queries[0])
         return LayerNumbers(
-            call.X[0].detach().cpu(),
-            heads.values[0].detach().cpu(),
-            call.output[0].detach().cpu(),
+            call.X[0].detach().cpu(), heads.values[0].detach().cpu(), call.output[0].detach().cpu(),
             None if W_O is None else W_O.detach().cpu(),
-            b_O=call.b_O is not None,
-            biases=bias is not None,
-            turned=turned,
+            b_O=call.b_O is not None, biases=bias is not None, turned=turned,
             projected=before if turned else None,
             shifted=heads.relative is not None and not heads.relative.only_bias,
-        )
+        )  # fmt: skip
 
 
 def studio_of(model: Model, text: str | None = None) -> Collection:

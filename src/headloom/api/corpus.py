@@ -133,7 +133,8 @@ def trace_corpus(
     Raises: InputError: a translator's windows, or a window that does not fit; DataError: the folder
     holds another corpus; workers were killed.
     """
-    name = str(model.name if isinstance(model, Model) else model)
+    opened = model if isinstance(model, Model) else None
+    name = opened.name if opened else str(model)
     options = TraceOptions(keep=as_keep("trace", keep), layers=layers, verify=verify)
     folder = Path(output)
     several: Mapping[str, str | None]
@@ -150,11 +151,10 @@ def trace_corpus(
         )
     else:
         check_text(text)
-        parts = (model if isinstance(model, Model) else open_model(name))._windows(text, window)
+        parts = (opened or open_model(name))._windows(text, window)
         several = dict.fromkeys(f"{n:06d}" for n in range(len(parts)))
         work = TracingWork(name, folder, options, None, window, text)
     full = {title: each or "" for title, each in several.items() if each is None or each.strip()}
-    opened = model if isinstance(model, Model) else None
     done = _trace_all(work, full, str(workers), progress, opened)
     done.empty = tuple(title for title in several if title not in full)
     return done

@@ -69,13 +69,10 @@ def demo(run: str | Path = "runs/demo", seed: int = 1) -> JsonObject:
         f"{outcome['train_seconds']:.0f} s of training. Open the page: {files['page']}"
     )
     return {
-        "exact_match": exact,
-        "train_seconds": round(outcome["train_seconds"], 2),
-        "steps": outcome["steps"],
-        "run": str(path),
-        "page": str(files["page"]),
+        "exact_match": exact, "train_seconds": round(outcome["train_seconds"], 2),
+        "steps": outcome["steps"], "run": str(path), "page": str(files["page"]),
         "files": {name: str(file) for name, file in files.items()},
-    }
+    }  # fmt: skip
 
 
 def _translate(run: TrainedRun, console: Console) -> float:
@@ -138,18 +135,15 @@ def _draw(
     )  # fmt: skip
     for picture, file in zip(drawn, files.values(), strict=False):
         pictures.save_picture(picture, file)
+    summary = {
+        "exactly right": f"{exact:.1%} of held-out dates",
+        "training": f"{outcome['train_seconds']:.0f} s, {outcome['steps']:,} steps",
+        "model": f"{sum(p.numel() for p in run.model.parameters()):,} parameters",
+    }
     export_page(
-        page,
-        list(traces.values()),
-        "dates in 48 languages",
-        names=list(traces),
-        history=run_history(run.folder),
-        summary={
-            "exactly right": f"{exact:.1%} of held-out dates",
-            "training": f"{outcome['train_seconds']:.0f} s, {outcome['steps']:,} steps",
-            "model": f"{sum(p.numel() for p in run.model.parameters()):,} parameters",
-        },
-    )
+        page, list(traces.values()), "dates in 48 languages", names=list(traces),
+        history=run_history(run.folder), summary=summary,
+    )  # fmt: skip
     return files
 
 

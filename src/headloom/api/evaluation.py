@@ -303,16 +303,12 @@ def _of_two(one: _Measured, two: _Measured, how: Resampling) -> Evaluation:
         "second": two.content({c.measure.name: c.second_interval for c in comparisons}),
         "comparison": {
             c.measure.name: {
-                "difference": c.difference,
-                "interval": [c.interval.low, c.interval.high],
-                "p": c.p,
+                "difference": c.difference, "interval": [c.interval.low, c.interval.high], "p": c.p,
             }
             for c in comparisons
         },
-        "not_compared": left_out,
-        "in_words": in_words,
-        "resampling": asdict(how),
-    }
+        "not_compared": left_out, "in_words": in_words, "resampling": asdict(how),
+    }  # fmt: skip
     table: list[JsonObject] = [
         {
             "measure": c.measure.name,

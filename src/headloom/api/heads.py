@@ -88,8 +88,8 @@ def _in_training(run: Traces, measure: str) -> pandas.DataFrame:
     """A measure of every head of a run, snapshot by snapshot."""
     import pandas
 
-    paths = list(run) if isinstance(run, list | tuple) else [run]
-    path = getattr(paths[0], "path", paths[0]) if len(paths) == 1 else None
+    only = run[0] if isinstance(run, list | tuple) and len(run) == 1 else run
+    path = getattr(only, "path", only)
     if not isinstance(path, str | Path):
         raise InputError("measure works on one run. Give one path.")
     return pandas.DataFrame(

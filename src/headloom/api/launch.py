@@ -38,16 +38,10 @@ def launch(command: Sequence[str], processes: int) -> None:
         _surroundings(Path(name), processes),
     ):
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            run_id="headloom",
-            rdzv_backend="c10d",
-            rdzv_endpoint=str(Path(name) / "agent"),
-            rdzv_configs={"store_type": "file"},
-            max_restarts=RESTARTS,
-            local_addr="localhost",
-        )
+            min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id="headloom",
+            rdzv_backend="c10d", rdzv_endpoint=str(Path(name) / "agent"),
+            rdzv_configs={"store_type": "file"}, max_restarts=RESTARTS, local_addr="localhost",
+        )  # fmt: skip
         error = Path(name) / "error"
         try:
             elastic_launch(config, sys.executable)("-P", "-m", "headloom", *command)

@@ -195,13 +195,9 @@ def _configuration(run: TrainedRun) -> JsonObject:
     return {
         "task": "translation" if isinstance(model, Transformer) else task,
         **({"decoder_start_token_id": words.start} if run.translates else {}),
-        "vocab_size": len(words),
-        "pad_token_id": words.pad,
-        "bos_token_id": words.start,
-        "eos_token_id": words.end,
-        "max_position_embeddings": _longest(run),
-        **labels,
-    }
+        "vocab_size": len(words), "pad_token_id": words.pad, "bos_token_id": words.start,
+        "eos_token_id": words.end, "max_position_embeddings": _longest(run), **labels,
+    }  # fmt: skip
 
 
 def _longest(run: TrainedRun) -> int | None:

@@ -47,13 +47,10 @@ _WAITING = 1024
 _RETRIES = 2
 #: Ray without statistics of use, lines of its processes, or a try of 40 s to reach what is not.
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
-    "RAY_SCHEDULER_EVENTS": "0",
-    "RAY_NUM_REDIS_GET_RETRIES": "1",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
+    "RAY_SCHEDULER_EVENTS": "0", "RAY_NUM_REDIS_GET_RETRIES": "1",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}  # fmt: skip
 
 
 def results(
@@ -151,10 +148,8 @@ def _by_ray(work: TracingWork, tasks: Mapping[str, str], address: str) -> Iterat
                         raise DataError(str(error.cause)) from None
                     raise
                 except ray.exceptions.RayError:
-                    yield (
-                        title,
-                        f"its process died {_RETRIES + 1} times, perhaps for want of memory",
-                    )
+                    reason = f"its process died {_RETRIES + 1} times, perhaps for want of memory"
+                    yield title, reason
 
 
 def _done_elsewhere(

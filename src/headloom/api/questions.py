@@ -62,9 +62,8 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that a model gives: its name, and the function that runs the model for it.
+    """A number that a model gives, by `run`; tokens: of the one input that it reads.
 
-    tokens: that the model reads, for tables; none of several inputs, or of a pair.
     differentiable: whether its gradient says how it changes; not of a distance, least at 0.
     """
 
@@ -86,11 +85,9 @@ class Pairs(NamedTuple):
 class Prediction:
     """A model, the inputs it reads, and the names of its predictions.
 
-    tokens: of the text, whose relevance is asked.
-    read: the tokens that predictions come after: those of the text, or of an encoder-decoder the
-        target's; of a classifier none.
-    number: from an option and its word to the number of the logit, or an InputError; names: from
-    numbers to names.
+    tokens: of the text, whose relevance is asked; read: those that predictions come after, of an
+    encoder-decoder the target's, of a classifier none.
+    number: from an option and its word to the number of a logit; names: from numbers to names.
     masked: the place of a mask, whose token is predicted.
     pooling: "mean" or "max", of a classifier whose class comes from all positions; None: from one.
     parts: gives what each position adds then to each logit, (positions, classes).
@@ -222,8 +219,7 @@ class Questions:
     ) -> TraceData | list[TraceData]:
         """Trace the model on inputs; None: a run on its graph.
 
-        description: entries that the trace adds to its description of the model.
-        verification: what the trace says of it; None: the model is verified on these inputs.
+        description: added to that of the model; verification: None: done on these inputs.
         """
         if inputs is None:
             raise InputError("trace: give what the model reads: a text, an image or tensors.")

@@ -198,10 +198,11 @@ def _plan(content: JsonObject, data: object, settings: JsonObject, source: str) 
 def _show(config: RunConfig, folder: Path, callback: Callbacks) -> None:
     """Train, and say how it goes."""
     with ConsoleProgress() as progress:
-        if reason := why_not_here(config.training.products):
-            kind = config.training.products
-            progress.say(f'Products are torch\'s in float32, not "{kind}": {reason}. See headloom '
-                         "doctor.")  # fmt: skip
+        kind = config.training.products
+        if reason := why_not_here(kind):
+            progress.say(
+                f'Products are torch\'s in float32, not "{kind}": {reason}. See headloom doctor.'
+            )
         result = loop.train(config, folder, Callbacks([progress, callback]))
         done = f"Trained {result.steps:,} steps in {result.seconds:,.1f} s."
         if result.already:

@@ -14,10 +14,10 @@ import math
 import re
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, TypeAlias, cast
 
 from headloom.formats.tokens import visible as visible
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from headloom.studio.steps.steps import Line
 
 
+#: Told how much is done, of how much or None, and perhaps of what.
+Progress: TypeAlias = Callable[..., None]
 #: Control characters but tab and line feed, marks that embed, override or isolate the direction of
 #: writing, separators of lines, and halves of surrogate pairs.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -118,21 +120,10 @@ def safe_console(*, stderr: bool = False, width: int | None = None) -> Console:
     )  # fmt: skip
 
 
-def console() -> Console:
-    """Where progress is written: standard error, so that results can be piped."""
-    return safe_console(stderr=True)
-
-
 def say(text: str) -> None:
     """Print a line on standard error."""
     # Not by a console of its own: below a bar, which rich keeps last, the line goes above it.
     print(text, file=sys.stderr)
-
-
-class Progress(Protocol):
-    """Told how much is done, of how much or None, and perhaps of what."""
-
-    def __call__(self, done: int, total: int | None, description: str | None = None) -> None: ...
 
 
 class _Lines:
@@ -164,7 +155,7 @@ def progress_bar(what: str, *, lines: bool = False) -> Iterator[Progress]:
     with rich.Progress(
         rich.TextColumn("{task.description}", markup=False), rich.BarColumn(),
         rich.MofNCompleteColumn(), rich.TimeElapsedColumn(),
-        console=console(), transient=True, disable=not sys.stderr.isatty(),
+        console=safe_console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     ) as bar:  # fmt: skip
         task = bar.add_task(what, total=None)
 
@@ -172,13 +163,6 @@ def progress_bar(what: str, *, lines: bool = False) -> Iterator[Progress]:
             bar.update(task, completed=done, total=total, description=description)
 
         yield show
-
-
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say on standard error, if that is a terminal, what is done and for how long, until it is."""
-    with progress_bar(what):
-        yield
 
 
 class JsonAlone(io.TextIOBase):

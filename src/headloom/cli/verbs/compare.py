@@ -2,7 +2,7 @@
 
 import headloom
 from headloom.cli.options import AsJson, Exact, Rows, SecondTrace, TracePath
-from headloom.cli.output import changed_edges, print_frame, print_json, records, working
+from headloom.cli.output import changed_edges, print_frame, print_json, progress_bar, records
 
 
 def compare(
@@ -10,7 +10,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Compare two traces: print the heads and edges that changed most."""
-    with working("comparing"):
+    with progress_bar("comparing"):
         result = headloom.compare(first, second, exact=exact, edges=limit)
     heads, edges = result.heads.head(limit), result.edges
     print(*result.notes, sep="\n")

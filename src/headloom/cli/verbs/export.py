@@ -7,7 +7,7 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_json, working
+from headloom.cli.output import print_json, progress_bar
 
 Page = Annotated[
     Path | None, typer.Option("--html", help="One self-contained page, which works offline.")
@@ -46,7 +46,7 @@ def export(
     output: option.ModelOutput = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Write a trace as a page, a picture, a table or a graph; or a run for another program."""
-    with working("writing"):
+    with progress_bar("writing"):
         written = headloom.export(
             path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,
             head=head, to=to, output=output,

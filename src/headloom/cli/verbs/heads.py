@@ -13,9 +13,9 @@ from headloom.cli.output import (
     print_frame,
     print_json,
     print_table,
+    progress_bar,
     records,
     with_layers,
-    working,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def heads(
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print the role of each head of a traced model, with what chance would score."""
-    with working("measuring heads" if measure is None else "measuring every snapshot"):
+    with progress_bar("measuring heads" if measure is None else "measuring every snapshot"):
         table = headloom.heads(
             paths, role=role, layer=layer, sort=sort, exact=exact, needle=needle, measure=measure,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_trace, working
+from headloom.cli.output import print_trace, progress_bar
 
 ArrayFile = Annotated[
     Path,
@@ -44,7 +44,7 @@ def import_(
     overwrite: option.Overwrite = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Make a trace of queries and keys, weights or edges that other programs saved."""
-    with working("making the trace"):
+    with progress_bar("making the trace"):
         made = headloom.from_files(
             path, tokens=tokens, mask=mask, layout=layout, strongest=strongest, keep=keep,
             save=output, overwrite=overwrite,

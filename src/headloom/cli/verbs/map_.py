@@ -7,7 +7,7 @@ import typer
 
 import headloom
 from headloom.cli.options import AsJson, LayerName, TracePath
-from headloom.cli.output import print_json, records, working
+from headloom.cli.output import print_json, progress_bar, records
 
 Layer = Annotated[
     str, LayerName(help="The layer: its number in the order of the run, or its path.")
@@ -30,7 +30,7 @@ def map_(
 ) -> None:  # fmt: skip
     """Draw what a word looks at in an image of its text, or a patch in its image."""
     place = int(token) if token.removeprefix("-").isdecimal() else token
-    with working("drawing"):
+    with progress_bar("drawing"):
         seen = headloom.image_map(path, layer, head, place, image=image, number=number)
         seen.draw(output)
     print(f"{seen} Picture: {output}")

@@ -6,7 +6,7 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_frame, print_json, records, say, working
+from headloom.cli.output import print_frame, print_json, progress_bar, records, say
 
 Measure = Annotated[
     Literal[
@@ -58,7 +58,7 @@ def measure(
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure a trace's graphs, or a model's matrices."""
-    with working("measuring"):
+    with progress_bar("measuring"):
         rows = headloom.measure(
             name, path, by=by, layer=layer, head=head, token=token, reached=reached,
             kind=kind, count=count, exact=exact,

@@ -7,7 +7,7 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_frame, print_json, records, working
+from headloom.cli.output import print_frame, print_json, progress_bar, records
 
 Sql = Annotated[
     str, typer.Argument(metavar="SQL", help="One SELECT statement; - reads standard input.")
@@ -24,13 +24,13 @@ def query(
     """Ask traces in SQL: edges, rows, keys, received, tokens, layers, heads, named."""
     question = "\n".join(option.input_lines()) if sql == "-" else sql
     if output is not None:
-        with working("asking"):
+        with progress_bar("asking"):
             count = headloom.query(path, question, output=output)
         print(f"{output}: {count:,} rows")
         if as_json:
             print_json({"file": str(output), "rows": count})
         return
-    with working("asking"):
+    with progress_bar("asking"):
         table = headloom.query(path, question)
     if as_json:
         print_json({"columns": list(table), "rows": [[*row.values()] for row in records(table)]})

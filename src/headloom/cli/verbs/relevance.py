@@ -6,7 +6,7 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_frame, print_json, visible, working
+from headloom.cli.output import print_frame, print_json, progress_bar, visible
 
 Position = Annotated[
     int | None,
@@ -25,7 +25,7 @@ def relevance(
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much each token of a text matters to a prediction, by weights and gradients."""
-    with working("computing gradients"):
+    with progress_bar("computing gradients"):
         frame = headloom.relevance(
             model, option.given_text(text, file), target=target, logit=logit, against=against,
             token=token,

@@ -7,7 +7,7 @@ import typer
 
 import headloom
 from headloom.cli import options as option
-from headloom.cli.output import print_lines, say, working
+from headloom.cli.output import print_lines, progress_bar, say
 
 Sentence = Annotated[
     str | None, typer.Argument(metavar="TEXT", help="Words; with --model: what it reads.")
@@ -40,7 +40,7 @@ def steps(
     html: Page = None,
 ) -> None:  # fmt: skip
     """Work attention through on a short sentence: every matrix, one step after the other."""
-    with working("computing"):
+    with progress_bar("computing"):
         walk = headloom.steps(
             sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
             model=model, layer=layer, seed=seed, learn=learn, rate=rate,
