@@ -62,7 +62,7 @@ def test_a_small_demo_leaves_all_that_it_names(
     # The curve of the loss begins with the random matrices and ends where the training did, in the
     # pictures as on the page.
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    steps, losses = drawn[0][2]["loss"]
+    steps, losses = zip(*drawn[0][2]["loss"], strict=True)
     assert (steps[0], losses[0]) == (0, History(run / "history")[0].loss)
     assert (steps[-1], losses[-1]) == (20, next(r["loss"] for r in reports if r["step"] == 20))
     curve = described[0]["history"].description["curves"]["training loss"]
