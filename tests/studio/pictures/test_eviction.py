@@ -57,8 +57,5 @@ def test_scales_are_read_as_they_are() -> None:
     # Ten steps after a prompt of forty, the last as wide as the others.
     assert all(line.get_xdata()[[0, -1]].tolist() == [40, 50] for line in steps.lines)
     assert all(float(tick).is_integer() for tick in steps.get_xticks())
-
-
-def test_a_budget_that_there_is_not_is_refused() -> None:
     with pytest.raises(InputError, match="no budget 3; the eviction has budgets 0 to 0"):
         eviction(made(), 3)
