@@ -82,7 +82,9 @@ class DrawnHeads(Drawn):
         Returns: the axes; of all heads an array of them.
         Raises: InputError: no such head; matplotlib is not installed.
         """
-        return self._plot("head_or_all", self, head, ax=ax, width=width, **imshow)
+        if head is None:
+            return self._plot("heads", self, ax=ax, width=width, **imshow)
+        return self._plot("alignment", self, head, ax=ax, width=width, **imshow)
 
 
 def _pictures(asker: str) -> ModuleType:

@@ -13,17 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from headloom.studio.pictures.alignment import alignment, changes, links
-from headloom.studio.pictures.canvas import Array, figure_of, save_picture
+from headloom.studio.pictures.canvas import figure_of, save_picture
 from headloom.studio.pictures.curves import curves
 from headloom.studio.pictures.eviction import eviction
 from headloom.studio.pictures.heads import heads
 from headloom.studio.pictures.history import PRODUCT, WEIGHTS, history, snapshots
 from headloom.studio.pictures.images import word_map
-from headloom.studio.pictures.masses import Weights
 
 __all__ = [
     "PRODUCT", "WEIGHTS", "alignment", "changes", "curves", "draw", "eviction", "figure_of",
-    "head_or_all", "heads", "history", "links", "plot", "save_picture", "snapshots", "word_map",
+    "heads", "history", "links", "plot", "save_picture", "snapshots", "word_map",
 ]  # fmt: skip
 
 
@@ -50,8 +49,3 @@ def draw(what: Any, path: Path | str, **options: Any) -> None:
     figure = Figure()
     what.plot(ax=figure, **options)
     save_picture(figure, path)
-
-
-def head_or_all(what: Weights, head: int | None, **options: Any) -> Axes | Array:
-    """One head with its tokens, or all heads beside each other."""
-    return heads(what, **options) if head is None else alignment(what, head, **options)
