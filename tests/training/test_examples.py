@@ -154,6 +154,9 @@ def test_files_of_every_format(tmp_path: Path) -> None:
     assert read_columns(tmp_path / "b.tsv", {"text": None, "label": None}, "texts") is None
     assert gather(tmp_path / "b.tsv", None, {}).kind == "labels"
     assert gather((tmp_path / "a.tsv", tmp_path / "b.tsv"), None, {}).kind == "translation"
+    (tmp_path / "d.csv").write_bytes(b'source,target\r\n"a\nb",NA\r\n,\r\n\r\n c ,007\r\n')
+    columns = read_columns(tmp_path / "d.csv", {"source": None, "target": None}, "pairs")
+    assert columns == [["a\nb", "c"], ["NA", "007"]]
     (tmp_path / "c.csv").write_text("source,target\na,b,c\n")
     with pytest.raises(InputError, match=r"c\.csv: .*Expected 2 fields in line 2, saw 3"):
         read_columns(tmp_path / "c.csv", {"source": None, "target": None}, "pairs")

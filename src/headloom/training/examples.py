@@ -88,6 +88,7 @@ def _of_lines(text: str, *, tabs: bool) -> Columns:
         io.StringIO(text), header=None, dtype=str, keep_default_na=False, lineterminator="\n",
         sep="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
     )  # fmt: skip
+    table = table[table.fillna("").map(str.strip).astype(bool).any(axis=1)]  # no empty lines
     names = [str(name).strip() for name in table.iloc[0]]
     if len(set(names)) < len(names):
         raise ValueError("two columns have one name")
