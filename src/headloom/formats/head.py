@@ -195,7 +195,6 @@ class Head(Drawn):
 
     _elsewhere: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("to_frame", "to_dataframe", "df"), "to_pandas()"),
-        **dict.fromkeys(("numpy", "to_numpy"), "numpy.asarray(head)"),
         **dict.fromkeys(("sum", "mean", "max", "argmax", "topk", "values"), "weights, a tensor"),
         "tokens": "layer.query_tokens, or layer.key_tokens",
     }
@@ -224,8 +223,12 @@ class Head(Drawn):
         source = layer.graph if matrix is None else matrix
         return source.of_head(self.number).dense()[0]
 
+    def numpy(self) -> np.ndarray:
+        """The weights as an array of NumPy, (queries, keys)."""
+        return self.weights.cpu().numpy()
+
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.weights.cpu().numpy(), dtype)
+        return np.asarray(self.numpy(), dtype)
 
     def __getitem__(self, index: object) -> Tensor:
         """``head[query, key]``, a row or a tile, as of the tensor `weights`."""
