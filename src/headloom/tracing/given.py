@@ -267,10 +267,7 @@ def given_traces(
     options: TraceOptions,
     record: Callable[[Session], None],
 ) -> list[TraceData]:
-    """Return the trace of each input of a batch.
-
-    Args: what: the kind of arrays. model: its name. record: sends each layer to the session.
-    """
+    """Return the trace of each input; `record` sends each layer of the arrays to the session."""
     with Session(options) as session:
         session.begin(sequences, sequences.samples, {"name": model or what, "given": what})
         record(session)
