@@ -85,5 +85,5 @@ def test_what_is_no_cluster(
     for wrong in ("ray://127.0.0.1:10001", "two", "-1", "257"):
         assert_one_line(headloom_main(*arguments, wrong), f"workers {wrong}: expected ")
     monkeypatch.setitem(sys.modules, "ray", None)
-    message = '--workers: ray is not installed. pip install ".[ray]"'
+    message = 'workers: ray is not installed. pip install ".[ray]"'
     assert_one_line(headloom_main(*arguments, "local"), message)

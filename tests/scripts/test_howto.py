@@ -65,7 +65,7 @@ def test_the_code_of_a_page_runs(
     # The studio waits for a person: it is asked whether it opens.
     served: list[Any] = []
     monkeypatch.setattr(
-        "headloom.studio.serving.serve", lambda collection, *_, **__: served.append(collection)
+        "headloom.studio.serving.Viewer.run", lambda viewer: served.append(viewer.close())
     )
     names: dict[str, Any] = {}
     blocks = BLOCK.findall(page.read_text("utf-8"))

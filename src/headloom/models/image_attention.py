@@ -108,7 +108,7 @@ class ImageSelfAttention(AttentionLayer):
             looked_at = Grid(rows // 2, columns // 2)
         sequences = (_as_sequence(part) for part in (self.g(images), keys, values))
         output = self.attend(*sequences, scale=1.0, grids=(places, looked_at))
-        seen = output[:, 0].mT.reshape(len(images), output.shape[-1], rows, columns)
+        seen = output[:, 0].mT.reshape(images.shape[0], output.shape[-1], rows, columns)
         # 0 - x is +0 for both zeros, and y - (+0) is y for both: while gamma is 0 even -0 stays.
         return torch.sub(images, 0.0 - self.gamma * self.v(seen))
 

@@ -248,7 +248,7 @@ class ConvolutionalClassifier(ImageClassifier):
                 f"and {columns} columns. Give first row, first column, rows and columns of a "
                 "rectangle within."
             )
-        self.region = slice(top, bottom), slice(left, right)
+        self.region = None if region is None else (slice(top, bottom), slice(left, right))
         self.halved, self.attention_after = tuple(halved), attention
         self.convolutions = nn.ModuleList(
             _convolution(before, after, bias=not batch_norm)
@@ -281,7 +281,8 @@ class ConvolutionalClassifier(ImageClassifier):
 
     def outputs(self, images: Tensor) -> Tensor:
         """Mean of the last features over the region, (batch, channels of the last convolution)."""
-        return self.features(images)[:, :, *self.region].mean((2, 3))
+        features = self.features(images)
+        return (features if self.region is None else features[:, :, *self.region]).mean((2, 3))
 
 
 def _convolution(channels: int, to: int, *, bias: bool) -> nn.Conv2d:
