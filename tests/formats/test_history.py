@@ -92,8 +92,8 @@ def test_a_matrix_at_every_step_is_an_array(history: History) -> None:
     assert history["W_O", 0].shape == (3, 2, 3, 6)
     with pytest.raises(DataError, match="no layer 7"):
         history["W_Q", 7]
-    with pytest.raises(AttributeError, match=r'History has no get; use history\["W_Q", layer\]'):
-        history.get("W_Q", layer=0)  # type: ignore[attr-defined]
+    first = history.get("W_Q", layer=0, head=1, step=history.steps[0])
+    assert np.array_equal(first, history["W_Q", 0][0, 1])
 
 
 def test_from_the_end(history: History) -> None:

@@ -195,9 +195,17 @@ class Head(Drawn):
 
     _elsewhere: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("to_frame", "to_dataframe", "df"), "to_pandas()"),
-        **dict.fromkeys(("sum", "mean", "max", "argmax", "topk", "values"), "weights, a tensor"),
+        **dict.fromkeys(("matrix", "attention", "values", "tensor"), "weights"),
         "tokens": "layer.query_tokens, or layer.key_tokens",
     }
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Methods of tensors, as sum and numpy, are those of `weights`."""
+            if name not in self._elsewhere and name[0] != "_" and hasattr(Tensor, name):
+                return getattr(self.weights, name)
+            return super().__getattr__(name)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -223,12 +231,8 @@ class Head(Drawn):
         source = layer.graph if matrix is None else matrix
         return source.of_head(self.number).dense()[0]
 
-    def numpy(self) -> np.ndarray:
-        """The weights as an array of NumPy, (queries, keys)."""
-        return self.weights.cpu().numpy()
-
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.numpy(), dtype)
+        return np.asarray(self.weights.cpu().numpy(), dtype)
 
     def __getitem__(self, index: object) -> Tensor:
         """``head[query, key]``, a row or a tile, as of the tensor `weights`."""

@@ -182,7 +182,7 @@ class History(Drawn, Hints):
     folder: Path
 
     _elsewhere: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("get", "matrices", "weights"), 'history["W_Q", layer]'),
+        **dict.fromkeys(("matrices", "weights"), 'history["W_Q", layer]'),
         **dict.fromkeys(("to_pandas", "to_frame", "metrics"), "measures()"),
         **dict.fromkeys(("record", "log", "append"), "headloom.monitor(model)"),
     }
@@ -288,6 +288,18 @@ class History(Drawn, Hints):
                 f"{self._path(step)}: this snapshot is damaged: a layer lacks {error}."
             ) from error
         return Snapshot(notes["step"], notes["loss"], layers)
+
+    def get(
+        self,
+        name: str,
+        layer: int | str | None = None,
+        head: int | None = None,
+        step: int | None = None,
+    ) -> NDArray[np.float32]:
+        """``history[name, layer]``, of one head or at one step where these are given."""
+        matrices = self._matrices(name, layer)
+        matrices = matrices if head is None else matrices[..., head, :, :]
+        return matrices if step is None else matrices[self.steps.index(step)]
 
     def _matrices(self, name: str, layer: int | str | None = None) -> NDArray[np.float32]:
         """A matrix at every step, of a layer or of all."""
