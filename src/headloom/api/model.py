@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: Keywords of other libraries' `generate`, and what to write here.
 _NOT_OF_GENERATE = {
     **dict.fromkeys(
-        ("output_attentions", "return_attention", "return_attentions", "return_dict_in_generate"),
+        ("output_attentions", "return_attention", "return_dict_in_generate", "trace"),
         "model.trace(prompt, generate=8), which has the weights of each new token",
     ),
     "do_sample": "temperature=0 for the likeliest tokens, or a temperature to draw them",
