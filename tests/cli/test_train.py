@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,15 @@ def test_data_in_memory_give_the_same_bits_as_files(
     assert learned(Path("memory")) == learned(Path("files"))
     assert headloom.train(file, run="python", **TINY, **keys).outcome["steps"] == 6
     assert learned(Path("python")) == learned(Path("files"))
+
+
+def test_held_out_data_stay_held_out() -> None:
+    run = headloom.train(PAIRS[:12], valid=PAIRS[12:14], test_data=PAIRS[14:], run="held", **TINY)
+    parts = {"train": PAIRS[:12], "valid": PAIRS[12:14], "test": PAIRS[14:]}
+    for part, pairs in parts.items():
+        assert getattr(run.config.task, part) == [f"{part}.jsonl"]
+        lines = Path(f"held/data/{part}.jsonl").read_text().splitlines()
+        assert [tuple(json.loads(line).values()) for line in lines] == pairs
 
 
 def test_folders_of_runs_and_going_on(

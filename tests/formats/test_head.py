@@ -67,6 +67,7 @@ def test_a_head_is_its_weights_with_tokens(pair_trace: Trace) -> None:
     assert torch.equal(head.weights, exact)
     assert torch.equal(pair_trace.weights(2, 1), exact)
     assert np.array_equal(np.asarray(head), exact.numpy())
+    assert torch.equal(pair_trace.attentions[2][0, 1], exact)
     assert torch.equal(head.sum(-1), exact.sum(-1))  # a tensor's methods are those of its weights
     assert torch.equal(head[1:3, -1], exact[1:3, -1])
     table = head.to_pandas()

@@ -94,6 +94,8 @@ def test_a_matrix_at_every_step_is_an_array(history: History) -> None:
         history["W_Q", 7]
     first = history.get("W_Q", layer=0, head=1, step=history.steps[0])
     assert np.array_equal(first, history["W_Q", 0][0, 1])
+    with pytest.raises(DataError, match="step-00000999"):
+        history.get("W_Q", layer=0, step=999)
 
 
 def test_from_the_end(history: History) -> None:

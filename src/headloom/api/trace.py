@@ -101,7 +101,10 @@ class Trace(Drawn, Hints, TraceData):
 
     @property
     def attentions(self) -> tuple[Tensor, ...]:
-        """The weights of every layer, (1, heads, queries, keys), as Transformers gives them."""
+        """The weights of every layer, (1, heads, queries, keys), in the form of Transformers.
+
+        As exact as `Head.weights`: of the kept edges alone where a layer has no queries and keys.
+        """
         return tuple(torch.stack([head.weights for head in layer])[None] for layer in self)
 
     def to_networkx(

@@ -8,7 +8,7 @@ Snapshots follow a geometric schedule: much happens early. Of a model that is no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -296,15 +296,25 @@ class History(Drawn, Hints):
         head: int | None = None,
         step: int | None = None,
     ) -> NDArray[np.float32]:
-        """``history[name, layer]``, of one head or at one step where these are given."""
-        matrices = self._matrices(name, layer)
-        matrices = matrices if head is None else matrices[..., head, :, :]
-        return matrices if step is None else matrices[self.steps.index(step)]
+        """``history[name, layer]``, of one head or at one step where these are given.
 
-    def _matrices(self, name: str, layer: int | str | None = None) -> NDArray[np.float32]:
-        """A matrix at every step, of a layer or of all."""
+        Raises: as ``history[name, layer]``; DataError: there is no snapshot of this step.
+        """
+        if step is None:
+            matrices = self._matrices(name, layer)
+        else:
+            matrices = self._matrices(name, layer, [self[step]])[0]
+        return matrices if head is None else matrices[..., head, :, :]
+
+    def _matrices(
+        self,
+        name: str,
+        layer: int | str | None = None,
+        snapshots: Iterable[Snapshot] | None = None,
+    ) -> NDArray[np.float32]:
+        """Return a matrix at every step, of a layer or of all."""
         every = []
-        for snapshot in self._some():
+        for snapshot in snapshots or self._some():
             layers = snapshot.layers if layer is None else [snapshot.layer(layer)]
             parts = [each.matrices[name] for each in layers if name in each.matrices]
             if len(parts) != len(layers) or len({part.shape for part in parts}) != 1:
