@@ -132,3 +132,35 @@ def test_threads_get_what_they_get_without(family_named: Named, generates: bool)
         alone = headloom.trace(model, ids_of(trace), keep=headloom.All())
         for one, other in zip(trace.layers, alone.layers, strict=True):
             assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["Llama", "own"])
+def test_a_trace_holds_nothing_of_other_threads(family_named: Named, name: str) -> None:
+    model: Any = headloom.LanguageModel(vocabulary=32, width=16, heads=2, layers=2).eval()
+    if name != "own":
+        model = family_named(name).build("sdpa")
+    ids, done = IDS[:1], threading.Event()
+    expected = headloom.trace(model, ids)[1].graph
+    traces: list[Any] = []
+
+    def runs() -> None:
+        with torch.no_grad():
+            while not done.is_set():
+                model(ids[:, :3])
+
+    def records() -> None:
+        traces.extend(headloom.trace(model, ids) for _ in range(10))
+
+    runner = threading.Thread(target=runs)
+    recorders = [threading.Thread(target=records) for _ in range(2)]
+    for thread in (runner, *recorders):
+        thread.start()
+    for thread in recorders:
+        thread.join()
+    done.set()
+    runner.join()
+    assert len(traces) == 20
+    for trace in traces:
+        assert len(trace) == 2
+        assert torch.equal(trace[1].graph.keys, expected.keys)
+        assert torch.allclose(trace[1].graph.weights, expected.weights, atol=1e-6)

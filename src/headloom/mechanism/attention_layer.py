@@ -208,7 +208,8 @@ class AttentionLayer(nn.Module):
         Args: as `headloom.attention`; grids: of this call, instead of the layer's own.
         Returns: (batch, heads, queries, value_depth).
         """
-        if dropout or self.observer is None:
+        observer, editor = self.observer, self.editor  # a trace in another thread may end here
+        if dropout or observer is None:
             # What is dropped, and rounded, is as where nobody observes.
             output = attention(
                 queries, keys, values, mask=mask, relative=relative, scale=scale, dropout=dropout,
@@ -216,14 +217,14 @@ class AttentionLayer(nn.Module):
             )  # fmt: skip
         factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
         call = queries, keys, values, read_mask(mask), factor, relative, softcap, sinks
-        if self.observer is not None:
+        if observer is not None:
             whole, caught = attend(
                 queries, keys, values, mask=mask, relative=relative, scale=scale,
-                softcap=softcap, sinks=sinks, keep=self.observer.keep,
+                softcap=softcap, sinks=sinks, keep=observer.keep,
             )  # fmt: skip
             output = output if dropout else whole
             places = self.grids if grids is None else grids
-            self.observer(self, Observation(output, *call, caught, places))
-        if self.editor is not None:
-            output = self.editor(self, HeadOutputs(output, *call))
+            observer(self, Observation(output, *call, caught, places))
+        if editor is not None:
+            output = editor(self, HeadOutputs(output, *call))
         return output

@@ -137,8 +137,8 @@ class GraphLayer(nn.Module):
             edge_index, edge_attr = _with_self_loops(edge_index, edge_attr, self.fill_value, nodes)
         edges = Edges.of_index(edge_index, len(of_targets), len(of_sources))
         call = self._call(edges, of_sources, of_targets, edge_attr)
-        if self.observer is not None:
-            self.observer(self, call, of_sources is of_targets)
+        if (observer := self.observer) is not None:
+            observer(self, call, of_sources is of_targets)
         call = call.with_dropout(self.dropout if self.training else 0.0)
         output = neighbour_attention(call)
         output = output.flatten(1) if self.concat else output.mean(1)

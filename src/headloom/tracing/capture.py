@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from headloom.tracing.sources.functions import Functions, recorded
 from headloom.tracing.sources.transformers import NothingRecordedError
 from headloom.tracing.watch import Watched
 
+#: Traces of several threads take turns: a model that runs in one must not be recorded by another.
+_TURN = RLock()
 #: Called for each layer done, with its path, its number and the expected total (None: unknown).
 Progress = Callable[[str, int, int | None], None]
 
@@ -55,12 +58,15 @@ def trace_with(
     reader = reader_of(model, "trace")
     arguments = reader.arguments(inputs, options.tokenizer, generate is not None)
     about = {**describe(reader.model), **(about or {})}
-    if generate is None:
-        traces = _one_pass(reader, arguments, options, about, verification, progress)
-    elif isinstance(reader, TransformersReader):
-        traces = _generation(reader, arguments, generate, options, about, verification, progress)
-    else:
-        traces = _written(reader, arguments, generate, options, about, verification)
+    with _TURN:
+        if generate is None:
+            traces = _one_pass(reader, arguments, options, about, verification, progress)
+        elif isinstance(reader, TransformersReader):
+            traces = _generation(
+                reader, arguments, generate, options, about, verification, progress
+            )
+        else:
+            traces = _written(reader, arguments, generate, options, about, verification)
     return traces[0] if len(traces) == 1 else traces
 
 

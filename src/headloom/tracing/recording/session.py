@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from threading import get_ident
 from typing import Any, Self
 
 import torch
@@ -46,6 +47,8 @@ class Session:
         self, options: TraceOptions, *, computes: bool = True, joins: bool = False
     ) -> None:
         self._options, self._computes = options, computes
+        #: The thread whose calls are recorded; None: `headloom.watch` chooses them.
+        self._thread = get_ident() if computes else None
         #: Passes of a generation; None: a single pass.
         self.passes: Passes | None = None
         if joins:
@@ -84,6 +87,8 @@ class Session:
 
         None: the model uses its own attention.
         """
+        if self._thread not in (None, get_ident()):
+            return None
         tensors = call.queries, call.keys, call.values
         number = self._next(call)
         if number is None:
@@ -102,6 +107,8 @@ class Session:
 
     def take(self, call: LayerCall, graph: AttentionGraph) -> None:
         """Record a call computed by its layer, with its graph."""
+        if self._thread not in (None, get_ident()):
+            return
         number = self._next(call)
         if number is not None:
             self._record(call, None, graph, number)

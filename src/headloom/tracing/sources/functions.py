@@ -165,11 +165,12 @@ class Functions(TorchFunctionMode):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Ignore all functions while the block runs, such as the model's own attention."""
-        self._aside += 1
+        here = self._thread == get_ident()
+        self._aside += here
         try:
             yield
         finally:
-            self._aside -= 1
+            self._aside -= here
 
     def where(self) -> str | None:
         """Return the path of the innermost running module (of the model, its class), or None."""
