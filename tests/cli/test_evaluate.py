@@ -129,7 +129,7 @@ def test_a_run_finds_its_data_from_any_folder(
     assert measured(moved / "run") == expected
     texts = (moved / "texts").rename(tmp_path / "texts")
     line = headloom_main("evaluate", moved / "run").one_line()
-    assert "valid.tsv: no such text (task.folder says where, in headloom evaluate --data)" in line
+    assert "valid.tsv: no such text (task.folder; or --data of headloom evaluate)" in line
     assert measured(moved / "run", "--data", texts) == expected
     assert headloom_main("trace", moved / "run", "--text", "the cat", "-o", "a.loom").code == 0
 

@@ -310,7 +310,6 @@ class PretrainedVocabulary(Vocabulary):
         return [*self.before, *ids[:room], *self.after][:longest]
 
     def is_special(self, index: int) -> bool:
-        """See Vocabulary.is_special."""
         return index in self._special
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -77,7 +77,7 @@ def test_too_short(tmp_path: Path) -> None:
         task(tmp_path, text="abcdefghij" * 4)
     with pytest.raises(InputError, match=r"the training part has 3 tokens"):
         task(tmp_path, text="abcd")
-    with pytest.raises(InputError, match=r"text\.txt: the text is empty, or all held out"):
+    with pytest.raises(InputError, match=r"text\.txt: the training part of the text is empty"):
         task(tmp_path, text="a")
     # One window more than the least there must be.
     assert task(tmp_path, text="abcdefghij" * 4, valid_share=0.5).validation(16)

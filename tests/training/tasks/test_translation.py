@@ -52,7 +52,7 @@ def test_what_does_not_pair(folder: Path) -> None:
     (folder / "empty").write_text("")
     (folder / "latin").write_bytes("ein\nMädchen\n".encode("latin-1"))
     for files, error, message in (
-        (["a.en", "short"], InputError, r"a\.en has 3 lines, .*short 2; .*Pair them up again"),
+        (["a.en", "short"], InputError, r"a\.en has 3 lines, .*short 2; .*Align them again"),
         (["a.en", "gap"], InputError, r"gap: line 2 is empty, its partner is not"),
         (["gap", "a.en"], InputError, r"gap: line 2 is empty, its partner is not"),
         (["tabs"], InputError, r"tabs: line 3 has 2 tabs; expected source TAB target"),
@@ -63,7 +63,7 @@ def test_what_does_not_pair(folder: Path) -> None:
         (
             ["a.en", "no"],
             DataError,
-            r"no: no such text \(task\.folder says where, in headloom evaluate --data\)\.",
+            r"no: no such text \(task\.folder; or --data of headloom evaluate\)\.",
         ),
     ):
         with pytest.raises(error, match=message) as caught:

@@ -1,4 +1,4 @@
-"""What can be learned: the kinds of tasks, each with its data and its models."""
+"""Kinds of training tasks, each with its data and its models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from headloom.training.tasks.task import Task
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of task."""
+    """Functions that make a kind of task and its model."""
 
     make: Callable[[Any, int, DataDescription | None], Task]
     build: Callable[[Any, DataDescription], Predictor]
@@ -88,11 +88,11 @@ _KINDS = {
 
 
 def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
-    """The task of a run with its data, ready to be learned.
+    """Make the task of a run and read its data.
 
     Args:
-        config: which, with which data, and the seed of everything drawn.
-        data: of a run that goes on or is used; None: found in the training data.
+        config: kind, data and seed of the task.
+        data: description saved by the run; None: a new run, computed from the training data.
     """
     make = _KINDS[config.task.kind].make
     reads = isinstance(config.model, TransformerConfig | ClassifierConfig | PretrainedConfig)
@@ -108,7 +108,7 @@ def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
 
 
 def build_model(config: RunConfig, data: DataDescription) -> Predictor:
-    """The model that a configuration describes, its matrices drawn at random.
+    """Build the model of a configuration with random weights.
 
     Raises: InputError: there is not enough memory for it. DataError: the run lacks a file.
     """
@@ -125,9 +125,9 @@ def build_model(config: RunConfig, data: DataDescription) -> Predictor:
 
 
 def begin_model(config: RunConfig, task: Task, model: Predictor) -> None:
-    """Give a new model what it begins with beside matrices drawn at random.
+    """Load pretrained weights into a new model where the configuration names a folder.
 
-    Raises: HeadloomError: the folder that it begins from cannot be used.
+    Raises: HeadloomError: the folder of the pretrained model cannot be used.
     """
     if isinstance(config.model, PretrainedConfig):
         fill_pretrained(model, Path(config.model.folder), task.description)

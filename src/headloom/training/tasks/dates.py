@@ -33,7 +33,7 @@ STYLES = {"short": 0.2, "medium": 0.2, "long": 0.3, "full": 0.3}
 
 
 def written(date: datetime.date, locale: str, style: str) -> str:
-    """A date as it is written in a locale, the locale's code first.
+    """Format a date in the language of a locale, preceded by the locale's code.
 
     >>> written(datetime.date(2024, 3, 17), "de", "full")
     'de: Sonntag, 17. März 2024'
@@ -48,7 +48,7 @@ def written(date: datetime.date, locale: str, style: str) -> str:
 def _draw(
     dates: list[datetime.date], count: int, numbers: random.Random, *, each_once: bool = False
 ) -> TextPairs:
-    """Pairs of random dates; each_once: of the dates in turn, again only after the last."""
+    """Draw pairs of random dates; each_once: use every date before any is repeated."""
     styles, shares = list(STYLES), list(STYLES.values())
     pairs = []
     for index in range(count):
@@ -60,7 +60,7 @@ def _draw(
 
 
 def dates_task(config: DatesConfig, seed: int, data: DataDescription | None = None) -> PairsTask:
-    """The task with its pairs drawn.
+    """Make the task and draw its pairs.
 
     No date of the validation and test pairs occurs among the training pairs, in any language.
     """

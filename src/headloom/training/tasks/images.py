@@ -1,4 +1,4 @@
-"""Images: each of one class, normalised by the training data."""
+"""Image classification, with channels normalised by the training data."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from headloom.training.tasks.task import Plan, Probe
 
 
 def shape_of(data: DataDescription) -> ImageShape:
-    """The size of the images that a run sees. Raises: DataError: data.json does not say it."""
+    """Return the image size of a run. Raises: DataError: data.json lacks it."""
     sizes = data.facts.get("shape")
     if not isinstance(sizes, list) or [type(size) for size in sizes] != [int, int, int]:
-        raise data.fault("data.json of this run says no size of images")
+        raise data.fault("data.json of this run lacks the image size")
     return ImageShape(*sizes)
 
 
 def mean_deviation(data: DataDescription) -> tuple[Tensor, Tensor]:
-    """Of each channel, (channels, 1, 1), over the training data.
+    """Return mean and deviation of each channel, (channels, 1, 1), over the training data.
 
-    Raises: DataError: data.json does not say them.
+    Raises: DataError: data.json lacks them.
     """
     try:
         values = [[float(x) for x in data.facts[name]] for name in ("mean", "deviation")]
@@ -46,17 +46,17 @@ def mean_deviation(data: DataDescription) -> tuple[Tensor, Tensor]:
 
 
 def normalised(images: NDArray[np.float32], data: DataDescription) -> Tensor:
-    """``(x - mean) / deviation`` of each channel, by the training data.
+    """Normalise each channel by the training data: ``(x - mean) / deviation``.
 
     Args: images: (images, channels, rows, columns), 0 to 1; data: of the run.
-    Raises: DataError: data.json does not say the means.
+    Raises: DataError: data.json lacks the means.
     """
     mean, deviation = mean_deviation(data)
     return (torch.from_numpy(images) - mean) / deviation
 
 
 class ImagesTask(LabelledTask):
-    """Labelled images.
+    """Task of labelled images.
 
     Args:
         seed: of the order of the examples.
@@ -70,15 +70,14 @@ class ImagesTask(LabelledTask):
         super().__init__(seed, data, split)
         self.split, self.shape = split, shape_of(data)
         self._pixels = self.shape.rows * self.shape.columns
-        self._images = {part: normalised(each.images, data) for part, each in split.items()}
+        self._images = {part: normalised(examples.images, data) for part, examples in split.items()}
 
     def sizes(self) -> dict[str, int]:
-        """See Task.sizes."""
-        counts = {f"{part} images": len(each.labels) for part, each in self.split.items()}
+        counts = {f"{part} images": len(data.labels) for part, data in self.split.items()}
         return {**counts, "classes": len(self.classes), **self.shape._asdict()}
 
     def plans(self, part: str, batch_tokens: int, seed: int | None = None) -> list[Plan]:
-        """See LabelledTask.plans. The tokens of an image are its pixels."""
+        """Plan the batches of a part. The tokens of an image are its pixels."""
         count = len(self.targets[part])
         places = list(range(count))
         if seed is not None:
@@ -88,51 +87,49 @@ class ImagesTask(LabelledTask):
         return [places[start : start + size] for start in range(0, count, size)]
 
     def batch_of(self, part: str, plan: Plan) -> Batch:
-        """See LabelledTask.batch_of."""
         images, targets = self._images[part][plan], self.targets[part][plan]
         return Batch({"images": images}, targets, len(plan) * self._pixels)
 
     def probe(self) -> Probe:
-        """The first validation image."""
+        """Return the first validation image."""
         return Probe({"images": self._images["valid"][:1]}, {})
 
     def digest(self, split: str) -> str:
-        """See Task.digest."""
         self.check_split(split)
         return _digest(self.split[split])
 
 
 def images_task(config: ImagesConfig, seed: int, data: DataDescription | None) -> ImagesTask:
-    """The task with its images read, and split where the configuration names no files."""
+    """Make the task: read its images, and split them where no files are configured."""
     read = partial(read_images, colour=config.colour, size=config.size)
     parts = read_parts(config, data, read, _digest)
     if data is None:
         data = DataDescription(None, {**parts.facts, **_measured(parts.examples["train"])})
     shape = shape_of(data)
     for part, examples in parts.examples.items():
-        own = examples.images.shape[1:]
-        if own != (shape.channels, shape.rows, shape.columns):
+        sizes = examples.images.shape[1:]
+        if sizes != (shape.channels, shape.rows, shape.columns):
             raise InputError(
-                f"{parts.sources[part]}: images have {own[0]} channels, {own[1]} x {own[2]} "
-                f"pixels; those that are learned from have {shape.channels}, {shape.rows} x "
-                f"{shape.columns}. Give images of one size, or task.size and task.colour."
+                f"{parts.sources[part]}: images have {sizes[0]} channels, {sizes[1]} x {sizes[2]} "
+                f"pixels; the training images have {shape.channels}, {shape.rows} x "
+                f"{shape.columns}. Use images of one size, or set task.size and task.colour."
             )
     return ImagesTask(seed, data, parts.examples)
 
 
 def _digest(examples: LabelledImages) -> str:
-    """What tells labelled images from others."""
+    """Return a hash of images and labels."""
     content = hashlib.sha256(np.ascontiguousarray(examples.images).data).hexdigest()
     return digest([content, examples.labels])
 
 
 def _measured(train: LabelledImages) -> JsonObject:
-    """The size of training images, and the mean and deviation of their channels."""
+    """Return the size of training images, and mean and deviation of their channels."""
     exact = train.images.astype(np.float64)
     deviation = exact.std((0, 2, 3))
     return {
         "shape": list(train.images.shape[1:]),
         "mean": exact.mean((0, 2, 3)).tolist(),
-        # A channel that is the same everywhere is left at 0.
+        # A constant channel becomes 0.
         "deviation": np.where(deviation > 0, deviation, 1.0).tolist(),
     }

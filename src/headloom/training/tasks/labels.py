@@ -1,4 +1,4 @@
-"""Labelled examples, each of one class: read, drawn into parts, measured; and texts like that."""
+"""Classification: labelled examples, their split and measures; labelled texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headloom.training.data import DataDescription, check_unchanged, classes_of
 from headloom.training.examples import read_columns
 from headloom.training.measures import Results, digest, label_measures, mean_measure
 from headloom.training.sections import ImagesConfig, LabelsConfig
-from headloom.training.tasks.task import Plan, Probe, Task, told_before
+from headloom.training.tasks.task import Plan, Probe, Task, overlap_notices
 from headloom.training.text import Vocabulary
 
 
@@ -39,10 +39,10 @@ Examples = TypeVar("Examples", bound=_Labelled)
 
 @dataclass(frozen=True)
 class Parts(Generic[Examples]):
-    """Labelled examples in parts.
+    """Labelled examples split into parts.
 
-    examples: of "train", "valid" and "test"; sources: where they are from.
-    facts: what data.json must know of them, the names of the classes among it.
+    examples: of "train", "valid" and "test"; sources: their paths.
+    facts: contents of data.json, such as the names of the classes.
     """
 
     examples: dict[str, Examples]
@@ -51,10 +51,10 @@ class Parts(Generic[Examples]):
 
 
 class LabelledTask(Task):
-    """Examples, each of one class; a subclass makes batches of them.
+    """Classification task; subclasses make the batches.
 
-    unit: what an example is, in the plural; at_once: tokens that are measured at once.
-    classes: the names of the classes, whose places are their numbers.
+    unit: plural name of an example; at_once: tokens per batch of the evaluation.
+    classes: the names of the classes, in the order of their numbers.
     targets: the classes of the examples of "train", "valid" and "test".
     """
 
@@ -68,37 +68,32 @@ class LabelledTask(Task):
         self.classes = classes_of(description)
         number = {name: place for place, name in enumerate(self.classes)}
         self.targets = {
-            part: torch.tensor([number[label] for label in own.labels], dtype=torch.long)
-            for part, own in examples.items()
+            part: torch.tensor([number[label] for label in data.labels], dtype=torch.long)
+            for part, data in examples.items()
         }
 
     @abstractmethod
     def plans(self, part: str, batch_tokens: int, seed: int | None = None) -> list[Plan]:
-        """The batches of a part; seed: of their order, None: that of the examples."""
+        """Plan the batches of a part; seed: shuffle by it, None: keep the order."""
 
     @abstractmethod
     def batch_of(self, part: str, plan: Plan) -> Batch:
-        """Examples of a part."""
+        """Return a planned batch of a part."""
 
     @property
     def has_test(self) -> bool:
-        """See Task.has_test."""
         return bool(len(self.targets["test"]))
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
-        """See Task.plan_epoch."""
         return self.plans("train", batch_tokens, self.seed * 1_000_003 + epoch)
 
     def batch(self, plan: Plan) -> Batch:
-        """See Task.batch."""
         return self.batch_of("train", plan)
 
     def validation(self, batch_tokens: int) -> list[Batch]:
-        """See Task.validation."""
         return [self.batch_of("valid", plan) for plan in self.plans("valid", batch_tokens)]
 
     def check_split(self, split: str) -> None:
-        """See Task.check_split."""
         if not len(self.targets[split]):
             raise InputError(
                 f"this run has no {split} data: use --split valid, or train one with task.test or "
@@ -109,7 +104,7 @@ class LabelledTask(Task):
     def results(
         self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
-        """Accuracy, macro-F1 and loss on the examples of a split."""
+        """Measure accuracy, macro-F1 and loss on the examples of a split."""
         self.check_split(split)
         expected, done = self.targets[split].numpy(), 0
         logs = np.empty((len(expected), len(self.classes)))
@@ -130,15 +125,15 @@ def read_parts(
     read: Callable[[Path], Examples],
     digest_of: Callable[[Examples], str],
 ) -> Parts[Examples]:
-    """The parts that the configuration names; the others are drawn from what is learned from.
+    """Read the parts that the configuration names; draw the others from the training data.
 
     Args:
         config: of the task.
-        data: of a run that goes on, or None.
-        read: a file or a folder.
-        digest_of: what tells examples from others.
+        data: description saved by the run; None: a new run.
+        read: reader of a file or a folder.
+        digest_of: hash function of examples.
 
-    Raises: InputError, DataError: they cannot be read, or not be drawn as they were.
+    Raises: InputError, DataError: they cannot be read, or have changed since the run started.
     """
     folder = Path(config.folder)
     paths = {part: name for part in ("train", "valid", "test") if (name := getattr(config, part))}
@@ -158,13 +153,13 @@ def read_parts(
     classes = sorted(set(train.labels), key=_order)
     if data is not None and "classes" in known:
         classes = classes_of(data)
-    for part, own in parts.items():
-        _check_labels(own.labels, classes, sources[part], all_there=part == "train")
+    for part, members in parts.items():
+        _check_labels(members.labels, classes, sources[part], all_there=part == "train")
     return Parts(parts, sources, {**facts, "classes": classes})
 
 
 def _order(label: str) -> tuple[int, int, str]:
-    """Whole numbers by their size, before all else."""
+    """Return a sort key: integers by size, before all other labels."""
     number = label.removeprefix("-").isdecimal() and label.isascii()
     return (0, int(label[:18]), label) if number else (1, 0, label)
 
@@ -172,15 +167,15 @@ def _order(label: str) -> tuple[int, int, str]:
 def drawn_split(
     labels: Sequence[str], shares: Mapping[str, float], seed: int, source: str
 ) -> dict[str, list[int]]:
-    """The places of examples, drawn into parts so that each part has its share of every class.
+    """Split examples into parts so that each part has its share of every class.
 
     Args:
         labels: of all examples.
-        shares: of each part but the first, "train", which has the rest; 0: the part is empty.
-        seed: of what is drawn; the same for the same numbers of examples gives the same.
-        source: where they are from, for errors.
+        shares: of each part but "train", which gets the rest; 0: the part is empty.
+        seed: of the random draw.
+        source: name of the data in errors.
 
-    Returns: the parts, each in the order of the examples.
+    Returns: the places of each part's examples, in order.
     Raises: InputError: a class has too few examples for every part to have one.
 
     >>> split = drawn_split(["a", "a", "b", "b"], {"valid": 0.5}, seed=1, source="x")
@@ -193,19 +188,20 @@ def drawn_split(
     for place, label in enumerate(labels):
         places.setdefault(label, []).append(place)
     part_of = ["train"] * len(labels)
-    for label, own in sorted(places.items()):
-        if len(own) < len(wanted) + 1:
+    for label, members in sorted(places.items()):
+        if len(members) < len(wanted) + 1:
             raise InputError(
-                f"{source}: the class {label!r} has {len(own)} example{'s' * (len(own) > 1)}; "
+                f"{source}: class {label!r} has {len(members)} example{'s' * (len(members) > 1)}; "
                 f"expected {len(wanted) + 1}, one for each of train, {', '.join(wanted)}. Add "
                 "some, or remove the class."
             )
-        numbers.shuffle(own)
-        begin, room = 0, len(own) - 1  # one is left to learn from
+        numbers.shuffle(members)
+        begin, room = 0, len(members) - 1  # at least one stays in "train"
         for rest, (name, share) in enumerate(wanted.items(), 1):
-            # One at least for this part, and for each that comes after it.
-            count = min(max(1, round(share * len(own))), room - begin - (len(wanted) - rest))
-            for place in own[begin : begin + count]:
+            # At least one for this part and for each part after it.
+            most = room - begin - (len(wanted) - rest)
+            count = min(max(1, round(share * len(members))), most)
+            for place in members[begin : begin + count]:
                 part_of[place] = name
             begin += count
     split: dict[str, list[int]] = {"train": [], **{name: [] for name in shares}}
@@ -222,8 +218,7 @@ def _check_labels(
     if unknown:
         raise InputError(
             f"{source}: unknown label {min(unknown)!r}; the model knows "
-            f"{', '.join(map(repr, classes[:10]))}. Correct it, or learn it from training data "
-            "that have it."
+            f"{', '.join(map(repr, classes[:10]))}. Correct it, or train on data that have it."
         )
     missing = set(classes) - set(labels)
     if all_there and (missing or len(classes) < 2):
@@ -241,36 +236,37 @@ class LabelledTexts:
     texts: list[str]
 
     def chosen(self, places: list[int]) -> LabelledTexts:
-        """Some of them, in the order of their places."""
+        """Return the texts at these places."""
         labels, texts = self.labels, self.texts
         return LabelledTexts(
             [labels[place] for place in places], [texts[place] for place in places]
         )
 
     def digest(self) -> str:
-        """What tells them from others."""
+        """Return a hash of texts and labels."""
         return digest(list(zip(self.labels, self.texts, strict=True)))
 
 
 def read_labelled(path: Path, text: str | None = None, label: str | None = None) -> LabelledTexts:
-    """Labelled texts.
+    """Read labelled texts from a file or a folder.
 
     Args:
         path: a file of CSV, TSV, Parquet or JSON lines; or with a line for each text, label TAB
             text or label TAB id TAB text (.gz too); or a folder with a folder for each class, in
             which each .txt file is a text.
-        text, label: the names of a file's columns: see `headloom.training.examples`.
+        text: a file's column of texts; see `headloom.training.examples`.
+        label: its column of labels.
 
     Raises:
         DataError: a file is missing, not UTF-8 or damaged.
-        InputError: lines without a label or a text, or nothing at all.
+        InputError: lines without a label or a text, or no texts at all.
     """
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"))
         pairs = [(file.parent.name, read_text(file, "text").strip()) for file in files]
         empty = next((file for file, pair in zip(files, pairs, strict=True) if not pair[1]), None)
         if empty is not None:
-            raise InputError(f"{empty}: it holds no text. Fill it in, or remove it.")
+            raise InputError(f"{empty}: the file is empty. Fill it in, or remove it.")
     elif columns := read_columns(path, {"text": text, "label": label}, "labelled texts"):
         pairs = list(zip(columns[1], columns[0], strict=True))
     else:
@@ -294,27 +290,27 @@ def _read_lines(path: Path) -> list[tuple[str, str]]:
         if len(fields) != columns or columns not in (2, 3) or not fields[0] or not fields[-1]:
             raise InputError(
                 f"{path}: line {number} has {len(fields) - 1} tabs; expected label TAB text, or "
-                "label TAB id TAB text, the same in all lines, with nothing empty."
+                "label TAB id TAB text, the same in all lines, with no empty field."
             )
         pairs.append((fields[0], fields[-1]))
     return pairs
 
 
 def text_ids(vocabulary: Vocabulary, text: str, max_length: int) -> list[int]:
-    """What a classifier reads of a text: see `Vocabulary.framed`."""
+    """Return the ids that a classifier reads of a text; see `Vocabulary.framed`."""
     return vocabulary.framed(vocabulary.encode(text), max_length)
 
 
 def longest_text(data: DataDescription) -> int:
-    """How many tokens of a text a run reads. Raises: DataError: data.json does not say."""
+    """Return the tokens of a text that a run reads. Raises: DataError: data.json lacks it."""
     longest = data.facts.get("max_length")
     if type(longest) is not int or longest < 2:
-        raise data.fault("data.json of this run does not say how long a text may be")
+        raise data.fault("data.json of this run lacks max_length")
     return longest
 
 
 class LabelsTask(LabelledTask):
-    """Labelled texts; texts: those of "train", "valid" and "test"; ids: as the model reads them."""
+    """Task of labelled texts; ids: the texts as the model reads them."""
 
     unit, at_once = "texts", 8_192
 
@@ -327,51 +323,45 @@ class LabelsTask(LabelledTask):
         self.ids = {
             part: [
                 vocabulary.framed(ids, config.max_length)
-                for ids in vocabulary.encode_all(own.texts)
+                for ids in vocabulary.encode_all(data.texts)
             ]
-            for part, own in parts.examples.items()
+            for part, data in parts.examples.items()
         }
 
     def sizes(self) -> dict[str, int]:
-        """See Task.sizes."""
         return {
-            **{part: len(own.texts) for part, own in self.texts.items()},
+            **{part: len(data.texts) for part, data in self.texts.items()},
             "classes": len(self.classes),
             "vocabulary": len(self.vocabulary),
             "train_tokens": sum(map(len, self.ids["train"])),
         }
 
     def notices(self) -> list[str]:
-        """See Task.notices."""
-        return told_before({part: own.texts for part, own in self.texts.items()})
+        return overlap_notices({part: data.texts for part, data in self.texts.items()})
 
     def longest(self) -> int:
-        """See Task.longest."""
-        return max(len(ids) for own in self.ids.values() for ids in own)
+        return max(len(ids) for part in self.ids.values() for ids in part)
 
     def plans(self, part: str, batch_tokens: int, seed: int | None = None) -> list[Plan]:
-        """See LabelledTask.plans."""
         return bucketed([(len(ids),) for ids in self.ids[part]], batch_tokens, seed=seed)
 
     def batch_of(self, part: str, plan: Plan) -> Batch:
-        """See LabelledTask.batch_of."""
         ids = [self.ids[part][place] for place in plan]
         tokens = {"tokens": padded(ids, self.vocabulary.pad)}
         return Batch(tokens, self.targets[part][plan], sum(map(len, ids)))
 
     def probe(self) -> Probe:
-        """The validation text of median length."""
+        """Return the validation text of median length."""
         ids = sorted(self.ids["valid"], key=len)[len(self.ids["valid"]) // 2]
         return Probe.of_tokens(ids, self.vocabulary)
 
     def digest(self, split: str) -> str:
-        """See Task.digest."""
         self.check_split(split)
         return self.texts[split].digest()
 
 
 def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -> LabelsTask:
-    """The task with its texts read, and split where the configuration names no files."""
+    """Make the task: read its texts, and split them where no files are configured."""
     read = partial(read_labelled, text=config.text, label=config.label)
     parts = read_parts(config, data, read, LabelledTexts.digest)
     vocabulary = None if data is None else data.vocabulary

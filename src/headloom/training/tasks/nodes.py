@@ -1,7 +1,7 @@
-"""The classes of a graph's nodes, from their features and their neighbours.
+"""Classes of a graph's nodes, from their features and their neighbours.
 
-Transductive: the whole graph is there in training, the labels of some nodes only. Inductive: what
-is trained on is the graph of the training nodes alone, and the others come with validation.
+Transductive: training sees the whole graph, but the labels of some nodes only. Inductive: training
+sees the graph of the training nodes alone; validation and test see all nodes.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
 
 @dataclass(frozen=True, eq=False)
 class NodeData:
-    """A graph whose nodes have features and classes.
+    """Graph whose nodes have features and classes.
 
     features     float32, (nodes, features)
-    edge_index   int64, (2, edges), sources over targets; one that is there twice counts twice
+    edge_index   int64, (2, edges), sources over targets; duplicate edges count twice
     labels       int64, (nodes,): the number of the class, UNKNOWN where there is none
     classes      the names of the classes
     names        the names of the nodes
@@ -57,21 +57,21 @@ class NodeData:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return len(self.features)
 
     def row_normalised(self) -> NodeData:
-        """Each node's features divided by their sum (of sizes), so that nodes weigh alike."""
+        """Divide each node's features by the sum of their absolute values."""
         sums = self.features.abs().sum(1, keepdim=True)
         return replace(self, features=self.features / sums.masked_fill(sums == 0, 1))
 
     def undirected(self) -> NodeData:
-        """Every edge in both directions, each once."""
+        """Add every edge's reverse, and keep each edge once."""
         both = torch.cat((self.edge_index, self.edge_index.flip(0)), 1)
         return replace(self, edge_index=torch.unique(both, dim=1))
 
     def checked(self, source: str) -> NodeData:
-        """The same; an error where parts do not fit together, or a node of the test is taught."""
+        """Return the data; raise an error where parts do not fit, or a test node is trained on."""
         if len(self.labels) != self.nodes or len(self.names) != self.nodes:
             raise ShapeError(
                 f"{source}: {len(self.labels)} labels for {self.nodes} rows of features. Give one "
@@ -90,7 +90,7 @@ class NodeData:
                 )
         missing = [name for name in ("train", "valid") if name not in self.splits]
         if missing:
-            raise InputError(f"{source}: no node is in {missing[0]!r}. Choose some.")
+            raise InputError(f"{source}: no node is in {missing[0]!r}. Add some.")
         test = self.splits.get("test", torch.empty(0, dtype=torch.long))
         for name, chosen in self.splits.items():
             unknown = chosen[self.labels[chosen] == UNKNOWN]
@@ -98,23 +98,23 @@ class NodeData:
             if len(unknown):
                 raise InputError(
                     f"{source}: node {self.names[unknown[0]]} is in {name!r}, and its label is "
-                    "unknown. Give its class, or take it out."
+                    "unknown. Give its class, or remove it from the split."
                 )
             if len(both):
                 raise InputError(
-                    f"{source}: node {self.names[both.min()]} is in {name!r} and in 'test', which "
-                    "would measure what was learned. Take it out of one of them."
+                    f"{source}: node {self.names[both.min()]} is in {name!r} and in 'test': the "
+                    "test would measure training data. Remove it from one of them."
                 )
         return self
 
 
 def read_nodes(path: Path) -> NodeData:
-    """A graph from an .npz file, as `numpy.savez` makes it of a `Data` of PyTorch Geometric.
+    """Read a graph from an .npz file, as `numpy.savez` writes a PyTorch Geometric `Data`.
 
     It holds ``edge_index`` (2, edges), ``x`` (nodes, features), ``y`` (nodes,), and the splits as
     numbers of nodes, ``train``, ``val`` and ``test``, or as masks, ``train_mask``, ``val_mask``
-    and ``test_mask``. Perhaps ``classes`` and ``names``, texts. In place of ``x`` may stand its
-    parts as SciPy's sparse rows have them: ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``.
+    and ``test_mask``. Optional: ``classes`` and ``names``, texts. ``x`` may be given as the parts
+    of a SciPy sparse array: ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``.
 
     Raises: DataError: no such file, or damaged. InputError: its parts do not fit together.
     """
@@ -126,7 +126,7 @@ def read_nodes(path: Path) -> NodeData:
             rows = scipy.sparse.csr_array((data, indices, indptr), shape=tuple(shape.tolist()))
             rows.check_format()
         except (TypeError, ValueError) as error:
-            raise InputError(f"{path}: x_data and what belongs to it: {error}.") from error
+            raise InputError(f"{path}: x_data, x_indices, x_indptr, x_shape: {error}.") from error
         arrays["x"] = rows.toarray()
     missing = [name for name in ("edge_index", "x", "y") if name not in arrays]
     if missing:
@@ -168,7 +168,7 @@ def _integers(array: np.ndarray, name: str, path: Path) -> np.ndarray:
 
 
 def _nodes(array: np.ndarray, name: str, count: int, path: Path) -> np.ndarray:
-    """The nodes of a split, of their numbers or of a mask."""
+    """Return the nodes of a split, from their numbers or a mask."""
     if array.dtype.kind == "b":
         if array.shape != (count,):
             raise ShapeError(
@@ -179,7 +179,7 @@ def _nodes(array: np.ndarray, name: str, count: int, path: Path) -> np.ndarray:
 
 
 class NodesTask(Task):
-    """One graph, whole in every batch; targets are the classes of the nodes of a split."""
+    """Task on one graph, whole in every batch; targets are the classes of a split's nodes."""
 
     def __init__(self, data: NodeData, inductive: bool) -> None:
         self.data, self.inductive = data, inductive
@@ -188,25 +188,22 @@ class NodesTask(Task):
         )
 
     def sizes(self) -> dict[str, int]:
-        """See Task.sizes."""
         parts = {name: len(chosen) for name, chosen in self.data.splits.items()}
         return {"nodes": self.data.nodes, "edges": self.data.edge_index.shape[1], **parts}
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
-        """One batch: the graph."""
+        """Plan one batch: the graph."""
         return [[0]]
 
     def batch(self, plan: Plan) -> Batch:
-        """See Task.batch."""
         return self._batch("train", self._training_graph() if self.inductive else self.inputs())
 
     def validation(self, batch_tokens: int) -> list[Batch]:
-        """See Task.validation."""
         return [self._batch("valid", self.inputs())]
 
     @property
     def names(self) -> list[str]:
-        """The nodes with their classes where these are known, as "35:theory"."""
+        """Nodes with their classes where known, as "35:theory"."""
         labels = zip(self.data.names, self.data.labels.tolist(), strict=True)
         return [
             name if label == UNKNOWN else f"{name}:{self.data.classes[label]}"
@@ -214,11 +211,11 @@ class NodesTask(Task):
         ]
 
     def inputs(self) -> dict[str, Tensor]:
-        """What the model reads: the whole graph."""
+        """Return the whole graph as model inputs."""
         return {"features": self.data.features, "edge_index": self.data.edge_index}
 
     def _training_graph(self) -> dict[str, Tensor]:
-        """The same without the edges to and from other nodes than those trained on."""
+        """Return the graph of the training nodes alone, as model inputs."""
         known = torch.zeros(self.data.nodes, dtype=torch.bool)
         known[self.data.splits["train"]] = True
         sources, targets = self.data.edge_index
@@ -232,16 +229,15 @@ class NodesTask(Task):
         return Batch(inputs, targets, len(chosen))
 
     def probe(self) -> Probe:
-        """The whole graph."""
+        """Return the whole graph."""
         return Probe(self.inputs(), {"tokens": self.data.names})
 
     @property
     def has_test(self) -> bool:
-        """See Task.has_test."""
         return "test" in self.data.splits
 
     def check_split(self, split: str) -> None:
-        """Raise an InputError where the file has no such nodes."""
+        """Raise an InputError where the graph has no nodes of the split."""
         if split not in self.data.splits:
             raise InputError(
                 f"this run's graph has no {split!r} nodes: use --split "
@@ -249,7 +245,6 @@ class NodesTask(Task):
             )
 
     def digest(self, split: str) -> str:
-        """See Task.digest."""
         self.check_split(split)
         chosen = self.data.splits[split]
         return digest([self.data.nodes, chosen.tolist(), self.data.labels[chosen].tolist()])
@@ -257,7 +252,7 @@ class NodesTask(Task):
     def results(
         self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
-        """Accuracy, macro-F1 and loss on the nodes of a split."""
+        """Measure accuracy, macro-F1 and loss on the nodes of a split."""
         self.check_split(split)
         chosen = self.data.splits[split]
         with torch.no_grad():
@@ -271,9 +266,9 @@ class NodesTask(Task):
 
 
 def nodes_task(config: NodesConfig, seed: int, data: DataDescription | None = None) -> NodesTask:
-    """The task, with its graph read and checked.
+    """Make the task: read and check its graph.
 
-    Raises: InputError: the graph of a run that goes on has other classes or features now.
+    Raises: InputError: a resumed run's graph has other classes or features now.
     """
     graph = read_nodes(Path(config.graph))
     if config.normalise:
@@ -283,7 +278,7 @@ def nodes_task(config: NodesConfig, seed: int, data: DataDescription | None = No
     task = NodesTask(graph, config.setting == "inductive")
     if data is not None and data.facts != task.description.facts:
         raise InputError(
-            f"{config.graph}: its classes or its features are not those that this run learned. Put "
-            "the graph back, or train in another folder."
+            f"{config.graph}: its classes or features differ from those of this run. Restore the "
+            "graph, or train in another folder."
         )
     return task

@@ -1,4 +1,4 @@
-"""Tasks that turn a source text into a target text; translation: pairs of lines from files."""
+"""Tasks that turn a source text into a target text, such as translation."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from headloom.training.measures import (
 )
 from headloom.training.sections import TranslationConfig
 from headloom.training.tasks.labels import drawn_split
-from headloom.training.tasks.task import Plan, Probe, TextTask, told_before
+from headloom.training.tasks.task import Plan, Probe, TextTask, overlap_notices
 from headloom.training.text import Vocabulary
 from headloom.training.translation import Search, translate
 from headloom.training.validation import score_targets
 
 TextPairs = list[tuple[str, str]]
-#: Pairs as ids: a source ends with the end token, a target begins and ends with its own.
+#: Pairs as ids: source + end token; start token + target + end token.
 _Encoded = list[tuple[list[int], list[int]]]
 
 
 class PairsTask(TextTask):
-    """Pairs of texts in one shared vocabulary; texts: of "train", "valid" and "test"."""
+    """Pairs of texts in one shared vocabulary."""
 
     def __init__(
         self, vocabulary: Vocabulary, seed: int, train: TextPairs, valid: TextPairs,
@@ -56,11 +56,9 @@ class PairsTask(TextTask):
 
     @property
     def has_test(self) -> bool:
-        """See Task.has_test."""
         return bool(self.texts["test"])
 
     def sizes(self) -> dict[str, int]:
-        """See Task.sizes."""
         return {
             **{split: len(pairs) for split, pairs in self.texts.items()},
             "vocabulary": len(self.vocabulary),
@@ -68,20 +66,16 @@ class PairsTask(TextTask):
         }
 
     def notices(self) -> list[str]:
-        """See Task.notices."""
-        return told_before(self.texts)
+        return overlap_notices(self.texts)
 
     def longest(self) -> int:
-        """See Task.longest."""
         pairs = [*self._train, *self._valid, *self._encode(self.texts["test"])]
         return max(map(max, _lengths(pairs)))
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
-        """See Task.plan_epoch."""
         return bucketed(_lengths(self._train), batch_tokens, seed=self.seed * 1_000_003 + epoch)
 
     def batch(self, plan: Plan) -> Batch:
-        """See Task.batch."""
         return self._batch(self._train, plan)
 
     def _batch(self, pairs: _Encoded, plan: Plan) -> Batch:
@@ -92,34 +86,32 @@ class PairsTask(TextTask):
         return Batch({"source": source, "target": target[:, :-1]}, target[:, 1:], tokens)
 
     def validation(self, batch_tokens: int) -> list[Batch]:
-        """See Task.validation."""
         plans = bucketed(_lengths(self._valid), batch_tokens)
         return [self._batch(self._valid, plan) for plan in plans]
 
     def probe(self) -> Probe:
-        """The validation pair of median length."""
+        """Return the validation pair of median length."""
         order = sorted(self._valid, key=lambda pair: sum(map(len, pair)))
         source, target = order[len(order) // 2]
         ids = {"source": source, "target": target[:-1]}
         return Probe(
-            {name: torch.tensor([each]) for name, each in ids.items()},
-            {name: self.vocabulary.token_strings(each) for name, each in ids.items()},
+            {name: torch.tensor([sequence]) for name, sequence in ids.items()},
+            {name: self.vocabulary.token_strings(sequence) for name, sequence in ids.items()},
         )
 
     def pairs(self, split: str) -> TextPairs:
-        """The texts of a split. Raises: InputError: there are none."""
+        """Return the texts of a split. Raises: InputError: it has none."""
         if not self.texts[split]:
             raise InputError(f"this run has no {split} data; name it in the configuration.")
         return self.texts[split]
 
     def digest(self, split: str) -> str:
-        """See Task.digest."""
         return digest(self.pairs(split))
 
     def results(
         self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
-        """The task's measures of the translations of a split, and the loss of its targets."""
+        """Measure the translations of a split, and the loss of its targets."""
         pairs = self.pairs(split)
         sources, expected = ([pair[side] for pair in pairs] for side in (0, 1))
         loss, search = self._loss(model, self._encode(pairs)), Search(beam, self._length_penalty)
@@ -137,36 +129,37 @@ class PairsTask(TextTask):
         return mean_measure("loss", "loss, nats", nats, tokens, higher=False, per_token=True)
 
     def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
-        """How good translations are: the share of those that are exactly right."""
+        """Measure translations: the share that is exactly right."""
         exact = [float(text == right) for text, right in zip(written, expected, strict=True)]
         ones = np.ones(len(exact))
         return [mean_measure("exact_match", "exactly right", exact, ones, higher=True)]
 
 
 def _lengths(pairs: _Encoded) -> list[tuple[int, int]]:
-    """What a batch holds of each pair: the source, and the target less one token."""
+    """Return the source and target lengths of each pair in a batch."""
     return [(len(source), len(target) - 1) for source, target in pairs]
 
 
 def read_pairs(
     folder: Path, files: Sequence[str], source: str | None = None, target: str | None = None
 ) -> TextPairs:
-    """Pairs of texts from two line-aligned files, or from one of pairs.
+    """Read pairs of texts from two line-aligned files, or from one file of pairs.
 
     Args:
         folder: where the files are.
-        files: one or two names; one is of CSV, TSV, Parquet or JSON lines.
-        source, target: the names of its columns: see `headloom.training.examples`.
+        files: two line-aligned files, or one of CSV, TSV, Parquet or JSON lines.
+        source: its column of sources; see `headloom.training.examples`.
+        target: its column of targets.
 
-    Returns: (source, target), without spaces around them; lines empty on both sides are left out.
+    Returns: (source, target), stripped of spaces; lines empty on both sides are skipped.
 
     Raises:
         DataError: a file is missing or not UTF-8.
-        InputError: not one or two files, lines that do not pair, or nothing at all.
+        InputError: lines that do not pair, or no pairs at all.
     """
     paths = [folder / name for name in files]
     roles = {"source": source, "target": target}
-    what = "text (task.folder says where, in headloom evaluate --data)"
+    what = "text (task.folder; or --data of headloom evaluate)"
     if len(paths) == 1 and (columns := read_columns(paths[0], roles, what)):
         return list(zip(*columns, strict=True))
     texts = [read_text(path, what) for path in paths]
@@ -174,7 +167,7 @@ def read_pairs(
     if len(lines) == 2 and len(lines[0]) != len(lines[1]):
         raise InputError(
             f"{paths[0]} has {len(lines[0])} lines, {paths[1]} {len(lines[1])}; line-aligned "
-            "files have as many. Pair them up again."
+            "files need the same number of lines. Align them again."
         )
     pairs = []
     for number, fields in enumerate(zip(*lines, strict=True), 1):
@@ -199,29 +192,28 @@ def read_pairs(
 
 
 class TranslationTask(PairsTask):
-    """Lines of one language to lines of another.
+    """Task of translating lines of one language to another.
 
-    left_out: how many training pairs are too long, and how many tokens are not.
+    left_out: number of training pairs that are too long, and the maximum in tokens.
     """
 
     left_out = 0, 0
 
     def notices(self) -> list[str]:
-        """See Task.notices."""
         count, most = self.left_out
         pairs = count + len(self.texts["train"])
         left_out = f"{count:,} of {pairs:,} training pairs, longer than task.max_length = {most:,} "
         return [*([f"{left_out}tokens, are left out."] if count else []), *super().notices()]
 
     def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
-        """BLEU, chrF and TER, see translation_measures."""
+        """Compute BLEU, chrF and TER; see translation_measures."""
         return translation_measures(written, expected)
 
 
 def translation_task(
     config: TranslationConfig, seed: int, data: DataDescription | None = None
 ) -> TranslationTask:
-    """The task with its files read."""
+    """Make the task: read its files."""
     read = partial(read_pairs, Path(config.folder), source=config.source, target=config.target)
     train, test = read(config.train), read(config.test) if config.test else []
     facts: JsonObject = {}
@@ -232,7 +224,7 @@ def translation_task(
         facts = {"drawn_from": digest(train)}
         check_unchanged({} if data is None else data.facts, facts, source)
         if len(train) < 2:
-            raise InputError(f"{source}: one pair; give more, or name others as task.valid.")
+            raise InputError(f"{source}: one pair; give more, or set task.valid.")
         shares = {"valid": config.valid_share}
         places = drawn_split([""] * len(train), shares, config.split_seed, source)
         train, valid = ([train[place] for place in places[part]] for part in ("train", "valid"))

@@ -1,4 +1,4 @@
-"""What the training loop asks of a task."""
+"""Base class of tasks: data, batches, probe and measures."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from headloom.training.data import DataDescription
 from headloom.training.measures import Results
 from headloom.training.text import Vocabulary
 
-#: A batch that is not made yet: which examples, or where windows begin.
+#: A planned batch: indices of examples, or starts of windows.
 Plan = list[int]
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A fixed input whose attention is followed through the training.
+    """Fixed input whose attention is recorded during training.
 
-    inputs: what the model takes, by name; ids (1, positions).
+    inputs: model inputs by name; ids (1, positions).
     tokens: the strings of each sequence: "source" and "target", or "tokens".
     """
 
@@ -34,11 +34,11 @@ class Probe:
 
     @classmethod
     def of_tokens(cls, ids: list[int], vocabulary: Vocabulary) -> Probe:
-        """The probe of a model that reads one sequence."""
+        """Make the probe of a model that reads one sequence."""
         return cls({"tokens": torch.tensor([ids])}, {"tokens": vocabulary.token_strings(ids)})
 
     def sequences_of(self, kind: LayerKind) -> tuple[str, str]:
-        """Which sequences a layer's queries and keys come from."""
+        """Return the sequences that a layer's queries and keys come from."""
         if "tokens" in self.tokens:
             return "tokens", "tokens"
         return {
@@ -49,83 +49,80 @@ class Probe:
 
 
 class Task(ABC):
-    """A task with its data.
+    """Training task with its data.
 
-    description: what a model must know of the data.
-    ignored: the number among a batch's targets that is no target.
+    description: vocabulary, class names and sizes that the model needs.
+    ignored: target value that is not scored, such as padding.
     """
 
     description: DataDescription = DataDescription()
     ignored: int = -100
-    #: How one has fewer tokens to read at once, for a message.
+    #: Advice for texts that are too long, for an error message.
     shorter = "leave longer texts out"
 
     @abstractmethod
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
-        """The batches of a pass over the training data; the same for the same arguments."""
+        """Plan the batches of an epoch; equal arguments give equal plans."""
 
     @abstractmethod
     def batch(self, plan: Plan) -> Batch:
-        """A planned batch of the training data."""
+        """Return a planned batch of the training data."""
 
     @abstractmethod
     def validation(self, batch_tokens: int) -> list[Batch]:
-        """The validation data."""
+        """Return the validation data in batches."""
 
     @abstractmethod
     def probe(self) -> Probe:
-        """The fixed input of the history."""
+        """Return the fixed input of the history."""
 
     @abstractmethod
     def digest(self, split: str) -> str:
-        """What tells held-out data apart: two models are compared on the same only.
+        """Return a hash of held-out data: models are compared on the same data only.
 
-        Raises: InputError: there is no such split.
+        Raises: InputError: the task has no such split.
         """
 
     @abstractmethod
     def results(
         self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
-        """A trained model's measures on held-out data, with what each example adds to them.
+        """Measure a trained model on held-out data, with each example's share of the sums.
 
         Args:
             model: in evaluation mode.
             split: "valid" or "test".
             beam: of the decoding, 1 = greedy.
-            progress: told how many examples of how many are done.
+            progress: called with the examples done and their total.
         """
 
     def longest(self) -> int:
-        """Tokens of the longest text that the model reads, in training, validation or test.
-
-        0: it reads none.
-        """
+        """Return the tokens of the longest text in training, validation or test; 0: no texts."""
         return 0
 
     def check_split(self, split: str) -> None:
-        """Raise an InputError where a task without test data is asked for other than "valid"."""
+        """Raise an InputError where a task without test data gets a split other than "valid"."""
         if split != "valid":
             raise InputError(f"this run has no {split} data: use --split valid.")
 
     @property
     def has_test(self) -> bool:
-        """Whether there are test data beside the validation data."""
+        """Presence of test data beside the validation data."""
         return False
 
     def sizes(self) -> dict[str, int]:
-        """What there is to learn from, for the log."""
+        """Return the sizes of the data, for the log."""
         return {}
 
     def notices(self) -> list[str]:
-        """What somebody should know of the data before it is learned; a sentence each."""
+        """Return warnings about the data, one sentence each."""
         return []
 
 
-def told_before(parts: Mapping[str, Sequence[Hashable]]) -> list[str]:
-    """Which held-out examples are among those to learn from; a sentence for each part with such.
+def overlap_notices(parts: Mapping[str, Sequence[Hashable]]) -> list[str]:
+    """Return a notice for each held-out part that shares examples with the training data.
 
-    >>> told_before({"train": ["a", "b"], "valid": ["b", "c"], "test": []})
+    >>> overlap_notices({"train": ["a", "b"], "valid": ["b", "c"], "test": []})
     ['1 of 2 valid examples also in train: not new to the model.']
     """
     known = set(parts["train"])
@@ -142,7 +139,7 @@ def told_before(parts: Mapping[str, Sequence[Hashable]]) -> list[str]:
 
 
 class TextTask(Task):
-    """A task on tokens; the filler of short sequences is no target."""
+    """Task on tokens; padding is no target."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
