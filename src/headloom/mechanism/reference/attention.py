@@ -1,12 +1,12 @@
-"""Attention as the papers write it: dense, one formula a function, made to be read and trusted.
+"""Attention as the papers write it: dense, one function for each formula.
 
 Six steps make the attention output: project, score, scale, mask, softmax, weigh. Each is a
-function here, and `attention` is all six. Multi-head attention follows, and attention on graphs and
-in images. (The other scores of the literature are in `scores`; a whole call, with masks, caps,
-biases and sinks together, is in `call`.)
+function here, and `self_attention` runs all six. Multi-head attention follows, then attention on
+graphs and in images. (`scores` has the other scores of the literature; `call` a whole call with
+mask, softcap, bias and sinks.)
 
-Tensors are (positions, depth) unless a docstring says otherwise: no batch and no head, so that
-the formulas stay as they are in the papers.
+Tensors are (positions, depth) unless a docstring says otherwise: without batch and head
+dimensions, as in the papers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def project(inputs: Tensor, matrix: Tensor) -> Tensor:
-    """Step 1: queries, keys or values are a linear map of the inputs.
+    """Step 1: project the inputs linearly to queries, keys or values.
 
         Q = X W_Q
 
@@ -33,7 +33,7 @@ def project(inputs: Tensor, matrix: Tensor) -> Tensor:
 
 
 def score(queries: Tensor, keys: Tensor) -> Tensor:
-    """Step 2: how well each query and each key match.
+    """Step 2: score each query against each key.
 
         S = Q K^T
 
@@ -47,7 +47,7 @@ def score(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def scale(scores: Tensor, depth: int) -> Tensor:
-    """Step 3: scores of random queries and keys get variance 1, whatever the depth.
+    """Step 3: scale the scores, so that those of random vectors have variance 1 at any depth.
 
         S / sqrt(depth)
 
@@ -60,9 +60,9 @@ def scale(scores: Tensor, depth: int) -> Tensor:
 
 
 def mask(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Step 4: a key that may not be looked at has a score of minus infinity.
+    """Step 4: set the scores of masked keys to minus infinity.
 
-    allowed: bool, True = may look; broadcastable to the scores.
+    allowed: bool, True = visible; broadcastable to the scores.
     Source: Vaswani et al. 2017, section 3.2.3.
 
     >>> mask(torch.tensor([[1., 2.]]), torch.tensor([[True, False]]))
@@ -72,15 +72,15 @@ def mask(scores: Tensor, allowed: Tensor) -> Tensor:
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Step 5: scores become weights, 0 or more, that sum to 1 in each row.
+    """Step 5: turn scores into weights, 0 or more, that sum to 1 in each row.
 
         weights_j = exp(scores_j) / sum_k exp(scores_k)
 
-    The row's largest score is taken off all first, which changes nothing but avoids overflow. A
-    row without any key (all scores minus infinity) has weights 0.
+    The row's largest score is subtracted first, which avoids overflow and changes nothing else. A
+    row without keys (all scores minus infinity) has weights 0.
 
-    scores: (..., keys). Returns: as the scores.
-    Source: Vaswani et al. 2017, equation 1; the last rule is ours.
+    scores: (..., keys). Returns: the same shape.
+    Source: Vaswani et al. 2017, equation 1; weights 0 for an empty row are our choice.
 
     >>> softmax(torch.tensor([[0., math.log(3.)], [-math.inf, -math.inf]]))
     tensor([[0.2500, 0.7500],
@@ -96,7 +96,7 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 def weigh(weights: Tensor, values: Tensor) -> Tensor:
-    """Step 6: the output is the mean of the values, weighted.
+    """Step 6: average the values by the weights.
 
         z_i = sum_j weights_ij v_j
 
@@ -112,11 +112,11 @@ def weigh(weights: Tensor, values: Tensor) -> Tensor:
 def attention(
     queries: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None = None
 ) -> Tensor:
-    """Steps 2 to 6 in matrix form.
+    """Compute steps 2 to 6 in matrix form.
 
         attention(Q, K, V) = softmax(Q K^T / sqrt(depth)) V
 
-    allowed: bool, (queries, keys), True = may look; None: all.
+    allowed: bool, (queries, keys), True = visible; None: all.
     Returns: (queries, value_depth).
     Source: Vaswani et al. 2017, equation 1.
 
@@ -135,12 +135,12 @@ def attention(
 def attention_vector_form(
     queries: Tensor, keys: Tensor, values: Tensor, *, scaled: bool = False
 ) -> Tensor:
-    """The same without a matrix: each query is answered by a sum over the keys.
+    """Compute attention without a matrix: one sum over the keys for each query.
 
         z(q) = sum_i ( e^{q . k_i} / sum_j e^{q . k_j} ) v_i
 
     scaled: divide each q . k_i by sqrt(depth) first, as `attention` does.
-    Returns: (queries, value_depth). At least one key.
+    Returns: (queries, value_depth). It needs at least one key.
     Source: Vaswani et al. 2017, equation 1, written out.
 
     >>> queries, keys = torch.tensor([[math.log(3.)]]), torch.tensor([[1.], [0.]])
@@ -148,21 +148,21 @@ def attention_vector_form(
     tensor([[7.]])
     """
     divisor = math.sqrt(queries.shape[-1]) if scaled else 1.0
-    answers = []
+    outputs = []
     for query in queries:
         exponentials = [torch.exp(torch.dot(query, key) / divisor) for key in keys]
         total = sum(exponentials, start=queries.new_zeros(()))
-        answer = values.new_zeros(values.shape[-1])
+        output = values.new_zeros(values.shape[-1])
         for exponential, value in zip(exponentials, values, strict=True):
-            answer = answer + exponential / total * value
-        answers.append(answer)
-    return torch.stack(answers)
+            output = output + exponential / total * value
+        outputs.append(output)
+    return torch.stack(outputs)
 
 
 def self_attention(
     inputs: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, allowed: Tensor | None = None
 ) -> Tensor:
-    """All six steps: a sequence looks at itself.
+    """Run all six steps on one sequence.
 
         attention(X W_Q, X W_K, X W_V)
 
@@ -192,26 +192,26 @@ def multi_head(
     W_O: Tensor,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Several attentions side by side, each with projections of its own.
+    """Run several attention heads side by side, each with its own projections.
 
         head_i = attention(X W_Q_i, Y W_K_g, Y W_V_g),  g = i // (heads / kv_heads)
         output = Concat(head_1, ..., head_h) W_O
 
-    With as many heads of keys as of queries, g = i. With fewer, groups of queries share them.
+    With kv_heads = heads, g = i. With fewer, each group of query heads shares one key/value head.
 
     Args:
         queries_from: X, (queries, width).
         keys_from: Y, (keys, source_width).
         W_Q: (heads, width, depth).
-        W_K, W_V: (kv_heads, source_width, depth).
+        W_K: (kv_heads, source_width, depth).
+        W_V: like W_K.
         W_O: (heads * depth, width).
         allowed: bool, (queries, keys).
 
     Returns: (queries, width).
     Source: Vaswani et al. 2017, section 3.2.2; groups: Ainslie et al. 2023.
 
-    Two heads, W_Q = 0: both give the mean of their values, 4 and 40; W_O adds them.
-
+    >>> # Two heads, W_Q = 0: both give the mean of their values, 4 and 40; W_O adds them.
     >>> zero, one = torch.zeros(2, 1, 1), torch.ones(2, 1, 1)
     >>> W_V = torch.tensor([[[1.]], [[10.]]])
     >>> multi_head(torch.ones(1, 1), torch.tensor([[2.], [6.]]), zero, one, W_V, torch.ones(2, 1))
@@ -238,7 +238,7 @@ def multi_head(
 def neighbourhood_attention(
     scores: Tensor, values: Tensor, neighbours: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Attention on a graph: a node looks at its neighbours.
+    """Compute attention on a graph: each node attends to its neighbours.
 
         A_ij = exp(w(i, j)) / sum_{k in N(i)} exp(w(i, k)),  j in N(i)
         z_i  = sum_{j in N(i)} A_ij v_j
@@ -268,24 +268,25 @@ def neighbourhood_attention(
 def image_self_attention(
     image: Tensor, W_f: Tensor, W_g: Tensor, W_h: Tensor, W_v: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor]:
-    """Self-attention over the places of an image.
+    """Compute self-attention over the positions of an image.
 
         s_ij    = f(x_i)^T g(x_j),  f(x) = W_f x,  g(x) = W_g x          (1x1 convolutions)
-        beta_ji = exp(s_ij) / sum_i exp(s_ij)                            (j looks at i)
+        beta_ji = exp(s_ij) / sum_i exp(s_ij)                            (j attends to i)
         o_j     = v( sum_i beta_ji h(x_i) ),  h(x) = W_h x,  v(x) = W_v x
         y_j     = gamma o_j + x_j
 
     Args:
         image: x, (channels, height, width).
-        W_f, W_g, W_h: (inner, channels).
+        W_f: (inner, channels).
+        W_g: like W_f.
+        W_h: like W_f.
         W_v: (channels, inner).
-        gamma: 0 at the start of training, which leaves the image as it is.
+        gamma: factor; 0 at the start of training leaves the image unchanged.
 
-    Returns: y, (channels, height, width), and beta, (places, places), rows j.
+    Returns: y, (channels, height, width), and beta, (positions, positions), rows j.
     Source: Zhang et al. 2019, equations 1 to 3.
 
-    With f = 0 each place gets the mean, 2, of the picture:
-
+    >>> # With f = 0 each position gets the mean, 2, of the image:
     >>> one = torch.ones(1, 1)
     >>> y, beta = image_self_attention(torch.tensor([[[1., 3.]]]), 0 * one, one, one, one, 10.)
     >>> y
@@ -293,7 +294,7 @@ def image_self_attention(
     """
     channels, height, width = image.shape
     x = [image[:, row, column] for row in range(height) for column in range(width)]
-    f, g, h = ([W @ place for place in x] for W in (W_f, W_g, W_h))
+    f, g, h = ([W @ pixel for pixel in x] for W in (W_f, W_g, W_h))
     beta = torch.stack([softmax(torch.stack([f_i @ g_j for f_i in f])) for g_j in g])
     o = [W_v @ (beta[j, :, None] * torch.stack(h)).sum(0) for j in range(len(x))]
     y = [gamma * o_j + x_j for o_j, x_j in zip(o, x, strict=True)]

@@ -1,4 +1,4 @@
-"""A whole attention call, dense: the oracle of what every backend of headloom returns."""
+"""A whole attention call, dense: the reference for the results of every backend."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from headloom.mechanism.reference.attention import mask, softmax
 
 @dataclass(frozen=True)
 class Attended:
-    """What one attention call gives; dimensions as in the arguments of `attend`."""
+    """Results of one attention call; dimensions as in the arguments of `attend`."""
 
     #: (batch, heads, queries, value_depth)
     output: Tensor
-    #: Scores after scale, cap, bias and mask; (batch, heads, queries, keys).
+    #: Scores after scale, softcap, bias and mask; (batch, heads, queries, keys).
     scores: Tensor
     #: (batch, heads, queries, keys)
     weights: Tensor
     #: Log of the sum of exp(score) over the keys and the sink; (batch, heads, queries).
     lse: Tensor
-    #: Of the weights of the keys, in nats; a sink's mass is not counted.
+    #: Entropy of the keys' weights, in nats; the sink's mass is left out.
     entropy: Tensor
     #: Keys of the k strongest edges, -1 past the last; (batch, heads, queries, k).
     kept_keys: Tensor
@@ -32,7 +32,7 @@ class Attended:
     kept_scores: Tensor
     #: Their weights, 0 past the last.
     kept_weights: Tensor
-    #: Mass on no kept edge; (batch, heads, queries).
+    #: Mass outside the kept edges; (batch, heads, queries).
     rest: Tensor
     #: Keys with a score above minus infinity; (batch, heads, queries).
     count: Tensor
@@ -41,10 +41,10 @@ class Attended:
 def scores_of_heads(
     queries: Tensor, keys: Tensor, pair_scores: Callable[[Tensor, Tensor, int], Tensor]
 ) -> Tensor:
-    """Raw scores of every sequence and head, heads of keys shared by groups of queries.
+    """Return raw scores of every sequence and head; groups of query heads share key heads.
 
     queries: (batch, heads, queries, depth); keys: (batch, kv_heads, keys, depth).
-    pair_scores: takes the queries and keys of one head, and its number; gives (queries, keys).
+    pair_scores: maps the queries and keys of one head, and its index, to (queries, keys).
     Returns: (batch, heads, queries, keys).
 
     >>> queries = torch.tensor([[[[1.]], [[2.]]]])                       # two heads
@@ -63,9 +63,9 @@ def scores_of_heads(
 
 
 def strongest(scores: Tensor, k: int) -> list[int]:
-    """The keys of one row's k highest scores, highest first, ties to the lower key.
+    """Return the keys of one row's k highest scores, highest first; in a tie the lower key wins.
 
-    Keys whose score is minus infinity are none. scores: (keys,).
+    Keys with a score of minus infinity are left out. scores: (keys,).
 
     >>> strongest(torch.tensor([1., 5., -math.inf, 5., 2.]), 3)
     [1, 3, 4]
@@ -76,7 +76,7 @@ def strongest(scores: Tensor, k: int) -> list[int]:
 
 
 def kept_edges(scores: Tensor, weights: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `strongest` k keys of every row, their scores and weights; past the last -1, -inf and 0.
+    """Return the `strongest` k keys of every row, their scores and weights, padded by -1, -inf, 0.
 
     scores, weights: (batch, heads, queries, keys).
     """
@@ -115,10 +115,10 @@ def attend(
     relative_values: Tensor | None = None,
     k: int = 0,
 ) -> Attended:
-    """A whole attention call, from raw scores to output and graph.
+    """Run a whole attention call, from raw scores to output and graph.
 
         e_ij = cap(scale (raw_ij + relative_ij)) + relative bias_ij + bias_ij,
-               cap(x) = c tanh(x / c); minus infinity where the mask hides j from i
+               cap(x) = c tanh(x / c); minus infinity where key j is masked for query i
         w_ij = exp(e_ij) / (sum_k exp(e_ik) + exp(sink))
         z_i  = sum_j w_ij (v_j + a_ij)
 
@@ -128,14 +128,14 @@ def attend(
         scale: factor on the scores.
         relative_scores: added to the raw scores; broadcastable to them.
         softcap: c.
-        relative_bias, bias: broadcastable to the scores.
-        allowed: bool, broadcastable to the scores; True = may look.
-        sinks: (heads,): a logit a head that takes mass and gives no value.
+        relative_bias: broadcastable to the scores.
+        bias: broadcastable to the scores.
+        allowed: bool, broadcastable to the scores; True = visible.
+        sinks: (heads,): a logit for each head that takes mass and has no value.
         relative_values: a, (queries, keys, value_depth) or (heads, queries, keys, value_depth).
-        k: how many edges of a row are kept.
+        k: number of edges kept in each row.
 
-    One query, scores log(2) and 0, a sink of 0: weights 2/4 and 1/4, and 1/4 for the sink.
-
+    >>> # Scores log(2) and 0, a sink of 0: weights 2/4 and 1/4, and 1/4 for the sink.
     >>> raw, values = torch.tensor([[[[math.log(2.), 0.]]]]), torch.tensor([[[[4.], [8.]]]])
     >>> attended = attend(raw, values, sinks=torch.zeros(1), k=1)
     >>> attended.output.item(), attended.rest.item(), attended.kept_keys.item()
@@ -163,22 +163,22 @@ def attend(
     largest = logits.new_full((batch, heads, queries), -math.inf)
     if logits.shape[-1]:
         largest = logits.amax(-1).detach()
-    some = largest != -math.inf
-    finite = largest.masked_fill(~some, 0)
+    nonempty = largest != -math.inf
+    finite = largest.masked_fill(~nonempty, 0)
     total = (logits - finite[..., None]).exp().sum(-1)
-    lse = (total.masked_fill(~some, 1).log() + finite).masked_fill(~some, -math.inf)
+    lse = (total.masked_fill(~nonempty, 1).log() + finite).masked_fill(~nonempty, -math.inf)
     positive = weights > 0
     logarithms = weights.masked_fill(~positive, 1).log()
     entropy = -(weights * logarithms).sum(-1)
 
-    own = values.repeat_interleave(heads // values.shape[1], 1)
-    output = torch.einsum("bhij,bhjd->bhid", weights, own)
+    repeated = values.repeat_interleave(heads // values.shape[1], 1)
+    output = torch.einsum("bhij,bhjd->bhid", weights, repeated)
     if relative_values is not None:
         a = relative_values.expand(heads, queries, keys, values.shape[-1])
         output = output + torch.einsum("bhij,hijd->bhid", weights, a)
 
     kept_keys, kept_scores, kept_weights = kept_edges(scores, weights, k)
-    rest = some.to(weights) - kept_weights.sum(-1)
+    rest = nonempty.to(weights) - kept_weights.sum(-1)
     count = (scores != -math.inf).sum(-1)
     return Attended(
         output, scores, weights, lse, entropy, kept_keys, kept_scores, kept_weights, rest, count

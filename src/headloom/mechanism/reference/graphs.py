@@ -1,7 +1,7 @@
-"""What a dense matrix of weights tells, as the papers define it.
+"""Measures of a dense weight matrix, as the papers define them.
 
-Rows of weights are queries, columns are keys; (positions, positions) for self-attention. Means
-over no query are 0.
+Rows are queries, columns are keys; (positions, positions) for self-attention. A mean over no
+query is 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def with_residual(weights: Tensor) -> Tensor:
-    """``0.5 W + 0.5 I``: half of what a position holds comes past the layer.
+    """Return ``0.5 W + 0.5 I``: the weights with the residual connection.
 
     Source: Abnar and Zuidema 2020, section 3.
 
@@ -26,7 +26,7 @@ def with_residual(weights: Tensor) -> Tensor:
 
 
 def rollout(layers: Sequence[Tensor]) -> Tensor:
-    """How much of each input position is in each output position.
+    """Return the attention rollout: the share of each input position in each output position.
 
         (0.5 W_L + 0.5 I) ... (0.5 W_1 + 0.5 I)
 
@@ -34,7 +34,7 @@ def rollout(layers: Sequence[Tensor]) -> Tensor:
     Returns: (positions, positions); rows are positions of the last layer.
     Source: Abnar and Zuidema 2020, equation 1.
 
-    >>> step = torch.tensor([[1., 0.], [1., 0.]])            # all look at position 0
+    >>> step = torch.tensor([[1., 0.], [1., 0.]])            # all attend to position 0
     >>> rollout([step, step])
     tensor([[1.0000, 0.0000],
             [0.7500, 0.2500]])
@@ -46,16 +46,16 @@ def rollout(layers: Sequence[Tensor]) -> Tensor:
 
 
 def flow(layers: Sequence[Tensor], position: int) -> Tensor:
-    """Attention flow: the largest flow from an output position to each input position.
+    """Return the attention flow: the maximum flow from an output position to each input position.
 
     The network has a node for each position of each layer; an edge from a position of layer l to
-    one of layer l - 1 has the weight as its capacity. Give ``with_residual`` of each layer's
+    one of layer l - 1 has the weight as its capacity. Pass ``with_residual`` of each layer's
     weights to count the residual connections, as the paper does.
 
     layers: as for `rollout`; position: of the last layer. Returns: (positions,), float64.
-    Source: Abnar and Zuidema 2020, section 3. For small graphs: one max-flow a position.
+    Source: Abnar and Zuidema 2020, section 3. For small graphs: one max-flow for each position.
 
-    Two ways lead from position 1 to position 0, each as wide as its narrowest edge:
+    Two paths lead from position 1 to position 0; each has the capacity of its weakest edge:
 
     >>> first = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
     >>> second = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
@@ -75,7 +75,7 @@ def flow(layers: Sequence[Tensor], position: int) -> Tensor:
 
 
 def in_strength(weights: Tensor) -> Tensor:
-    """What each key receives: the sums of the columns, (keys,).
+    """Return the sum of each column, (keys,): the weight that each key receives.
 
     >>> in_strength(torch.tensor([[0.25, 0.75], [1., 0.]]))
     tensor([1.2500, 0.7500])
@@ -84,7 +84,7 @@ def in_strength(weights: Tensor) -> Tensor:
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """``-sum_j w_ij log w_ij`` in nats, (queries,); 0 log 0 = 0.
+    """Return ``-sum_j w_ij log w_ij`` in nats, (queries,); 0 log 0 = 0.
 
     >>> entropy(torch.tensor([[0.5, 0.5], [1., 0.]]))        # log 2, 0
     tensor([0.6931, 0.0000])
@@ -95,11 +95,11 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def pagerank(weights: Tensor, damping: float = 0.85) -> Tensor:
-    """Where a reader ends who follows the weights, and with 1 - damping starts anew anywhere.
+    """Return the PageRank: the share of time that a random walk along the weights spends at a key.
 
         r = damping P^T r + (1 - damping) / n
 
-    A row without mass leads everywhere alike. Solved as a linear system; sums to 1.
+    A row without mass counts as uniform. Solved as a linear system; sums to 1.
 
     weights: (positions, positions). Returns: (positions,).
     Source: Page et al. 1999.
@@ -116,7 +116,7 @@ def pagerank(weights: Tensor, damping: float = 0.85) -> Tensor:
 
 
 def effective_rank(matrix: Tensor) -> Tensor:
-    """``exp(-sum_i p_i log p_i)``, p the singular values divided by their sum.
+    """Return ``exp(-sum_i p_i log p_i)``, p the singular values divided by their sum.
 
     Source: Roy and Vetterli 2007.
 
@@ -128,7 +128,7 @@ def effective_rank(matrix: Tensor) -> Tensor:
 
 
 def reciprocity(weights: Tensor) -> Tensor:
-    """How far looking is mutual: ``<P, P^T> / |P|^2``; 1 where P is symmetric.
+    """Return ``<P, P^T> / |P|^2``: 1 where attention is mutual (P symmetric).
 
     >>> reciprocity(torch.tensor([[0., 1.], [1., 0.]]))
     tensor(1.)
@@ -139,7 +139,7 @@ def reciprocity(weights: Tensor) -> Tensor:
 
 
 def symmetry(M: Tensor) -> Tensor:
-    """``(|M_sym|^2 - |M_anti|^2) / |M|^2``: 1 symmetric, -1 antisymmetric, 0 in between.
+    """Return ``(|M_sym|^2 - |M_anti|^2) / |M|^2``: 1 symmetric, -1 antisymmetric.
 
     M_sym = (M + M^T) / 2, M_anti = (M - M^T) / 2. (The authors' code returns |M_sym|^2 / |M|^2.)
 
@@ -154,7 +154,7 @@ def symmetry(M: Tensor) -> Tensor:
 
 
 def directionality(M: Tensor, spread: float = 2.0) -> Tensor:
-    """``(c - r) / (c + r)``: c is the sum of the long columns' norms, r of the long rows'.
+    """Return ``(c - r) / (c + r)``: c and r sum the norms of the long columns and the long rows.
 
     A norm is long above mean + spread * standard deviation (of a sample: over n - 1). 0 where none
     is long.
@@ -162,9 +162,7 @@ def directionality(M: Tensor, spread: float = 2.0) -> Tensor:
     M: W_Q W_K^T, (width, width).
     Source: Saponati et al. 2025, definition 3.4.
 
-    One long column; the rows are all alike:
-
-    >>> M = torch.zeros(8, 8)
+    >>> M = torch.zeros(8, 8)                                # one long column, equal rows
     >>> M[:, 3] = 1.0
     >>> directionality(M), directionality(M.T)
     (tensor(1.), tensor(-1.))
@@ -178,7 +176,7 @@ def directionality(M: Tensor, spread: float = 2.0) -> Tensor:
     return (columns - rows) / (columns + rows) if columns + rows > 0 else columns
 
 
-# What a head is for: means over the queries of the mass on certain keys, 0 to 1.
+# Roles of a head: means over the queries of the mass on certain keys, 0 to 1.
 
 
 def _mean(masses: Sequence[Tensor | float]) -> float:
@@ -186,7 +184,7 @@ def _mean(masses: Sequence[Tensor | float]) -> float:
 
 
 def previous(weights: Tensor) -> float:
-    """Mean weight on the token before, over the queries that have one.
+    """Return the mean weight on the token before, over the queries that have one.
 
     Source: Clark et al. 2019, section 3.1.
 
@@ -197,7 +195,7 @@ def previous(weights: Tensor) -> float:
 
 
 def next_token(weights: Tensor) -> float:
-    """Mean weight on the token after, over the queries that have one.
+    """Return the mean weight on the token after, over the queries that have one.
 
     Source: Clark et al. 2019, section 3.1.
 
@@ -208,7 +206,7 @@ def next_token(weights: Tensor) -> float:
 
 
 def same(weights: Tensor) -> float:
-    """Mean weight of a token on itself.
+    """Return the mean weight of a token on itself.
 
     >>> same(torch.tensor([[1., 0.], [0.5, 0.5]]))
     0.75
@@ -217,7 +215,7 @@ def same(weights: Tensor) -> float:
 
 
 def first(weights: Tensor) -> float:
-    """Mean weight on the first token, the sink of many models.
+    """Return the mean weight on the first token, the sink of many models.
 
     Source: Clark et al. 2019, section 3.2; Xiao et al. 2024.
 
@@ -228,9 +226,9 @@ def first(weights: Tensor) -> float:
 
 
 def separator(weights: Tensor, separators: Sequence[int], *, causal: bool = False) -> float:
-    """Mean mass on separators, over the queries that may look at one.
+    """Return the mean mass on separators, over the queries that see one.
 
-    separators: their positions. causal: a query may look at keys up to itself, not at all.
+    separators: their positions. causal: a query sees only the keys up to itself.
     Source: Clark et al. 2019, section 3.2.
 
     >>> separator(torch.tensor([[0.5, 0.25, 0.25]]), [0, 2])
@@ -240,7 +238,7 @@ def separator(weights: Tensor, separators: Sequence[int], *, causal: bool = Fals
 
 
 def duplicate(weights: Tensor, tokens: Sequence[object], *, causal: bool = False) -> float:
-    """Mean mass on other copies of the query's token, over the queries that may look at one.
+    """Return the mean mass on other copies of the query's token, over queries that see one.
 
     causal: as for `separator`.
     Source: Wang et al. 2022.
@@ -253,7 +251,7 @@ def duplicate(weights: Tensor, tokens: Sequence[object], *, causal: bool = False
 
 
 def induction(weights: Tensor, tokens: Sequence[object], *, causal: bool = False) -> float:
-    """Mean mass on the tokens after other copies of the query's, over the queries with one.
+    """Return the mean mass on tokens after other copies of the query's, over queries with one.
 
     causal: as for `separator`. The token right after the query follows the query itself.
     Source: Olsson et al. 2022.
@@ -268,7 +266,7 @@ def induction(weights: Tensor, tokens: Sequence[object], *, causal: bool = False
 
 
 def local(weights: Tensor, reach: int) -> float:
-    """Mean mass on keys at most `reach` positions away, on either side.
+    """Return the mean mass on keys at most `reach` positions away, on either side.
 
     >>> local(torch.tensor([[0.5, 0.25, 0.25]]), 1)
     0.75
@@ -279,7 +277,7 @@ def local(weights: Tensor, reach: int) -> float:
 def _mean_mass(
     weights: Tensor, chosen: Callable[[int, int], bool], *, causal: bool = False
 ) -> float:
-    """Mean mass on the chosen (query, key), over the queries that may look at one of them."""
+    """Return the mean mass on the chosen keys, over the queries that see one of them."""
     masses = []
     for i, row in enumerate(weights):
         end = i + 1 if causal else len(row)
@@ -290,9 +288,9 @@ def _mean_mass(
 
 
 def broad(weights: Tensor, *, causal: bool = False) -> float:
-    """Mean of e^entropy / keys: 1 where each key gets the same; of n keys 1/n where one gets all.
+    """Return the mean of e^entropy / keys: 1 for equal weights, 1/n where one of n keys gets all.
 
-    causal: as for `separator`. A query that may look at one key alone does not count.
+    causal: as for `separator`. A query that sees only one key does not count.
     Source: the perplexity of a row; Clark et al. 2019, section 3.3 (broad heads).
 
     >>> round(broad(torch.tensor([[0.5, 0.5], [1., 0.]])), 4)
@@ -309,24 +307,24 @@ def broad(weights: Tensor, *, causal: bool = False) -> float:
 def retrieval(
     weights: Tensor, tokens: Sequence[object], start: int, answer: int, length: int
 ) -> float:
-    """The share of a needle's tokens that the head copies while they are written again.
+    """Return the share of a needle's tokens that the head copies while the answer repeats them.
 
         |g and k| / |k|
 
-    k: the needle's tokens, each once. g: those at whose writing, one row before each, the head's
-    strongest edge leads to the same token within the needle.
-    start, answer: the rows of the needle and of its copy; length: its tokens.
+    k: the distinct tokens of the needle. g: those of them that are copied: in the row before the
+    token of the answer, the head's strongest edge leads to the same token in the needle.
+    start, answer: first rows of the needle and of the answer; length: number of their tokens.
     Source: Wu et al. 2024, section 2.
 
     >>> weights = torch.tensor([[1., 0., 0.], [0.1, 0.7, 0.2], [0.7, 0.2, 0.1]])
-    >>> retrieval(weights, ["a", "b", "a"], 0, 2, 1)        # row 1 looks at b
+    >>> retrieval(weights, ["a", "b", "a"], 0, 2, 1)        # row 1 attends to b
     0.0
     """
     needle = range(start, start + length)
-    sought = {tokens[j] for j in needle}
+    expected = {tokens[j] for j in needle}
     copied = set()
-    for place in range(length):
-        key = int(weights[answer + place - 1].argmax())
-        if key in needle and tokens[key] == tokens[answer + place]:
+    for index in range(answer, answer + length):
+        key = int(weights[index - 1].argmax())
+        if key in needle and tokens[key] == tokens[index]:
             copied.add(tokens[key])
-    return len(copied) / len(sought) if sought else 0.0
+    return len(copied) / len(expected) if expected else 0.0

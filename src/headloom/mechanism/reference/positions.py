@@ -1,4 +1,4 @@
-"""Positions as the papers write them: dense, pair by pair."""
+"""Position encodings as the papers write them: dense, pair by pair."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sinusoidal(length: int, width: int) -> Tensor:
-    """Sinusoidal positions, (length, width), float64.
+    """Return sinusoidal positions, (length, width), float64.
 
         PE(position, 2i)     = sin(position / 10000^(2i / width))
         PE(position, 2i + 1) = cos(position / 10000^(2i / width))
@@ -37,7 +37,7 @@ def rotary(
     dims: int | None = None,
     interleaved: bool = False,
 ) -> Tensor:
-    """Rotary positions: pairs of coordinates are complex numbers, turned by the position.
+    """Rotate pairs of coordinates, as complex numbers, by an angle that grows with the position.
 
         z_m -> z_m e^{i m theta},  theta = base^(-2 pair / dims)
 
@@ -45,12 +45,11 @@ def rotary(
     coordinates 2i and 2i + 1.
 
     vectors: queries or keys of one head, (positions, depth).
-    dims: how many coordinates turn, an even number; the others stay. None: all, an even depth.
-    Returns: as the vectors.
+    dims: number of rotated coordinates, even; the others stay. None: all of an even depth.
+    Returns: the same shape.
     Source: Su et al. 2021, section 3.2, whose pairs are interleaved; by halves: GPT-NeoX.
 
-    Depth 2: one pair, theta = 1. The vector at position 1 turns by one radian.
-
+    >>> # Depth 2: one pair, theta = 1. The vector at position 1 turns by one radian.
     >>> rotary(torch.tensor([[1., 0.], [1., 0.]]))
     tensor([[1.0000, 0.0000],
             [0.5403, 0.8415]])
@@ -58,19 +57,19 @@ def rotary(
     dims = vectors.shape[-1] if dims is None else dims
     half = dims // 2
     pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + half) for i in range(half)]
-    turned = vectors.clone()
+    rotated = vectors.clone()
     for row, vector in enumerate(vectors.tolist()):
         for i, (real, imaginary) in enumerate(pairs):
-            turn = cmath.exp(1j * (row + offset) * base ** (-2 * i / dims))
-            number = complex(vector[real], vector[imaginary]) * turn
-            turned[row, real], turned[row, imaginary] = number.real, number.imag
-    return turned
+            rotation = cmath.exp(1j * (row + offset) * base ** (-2 * i / dims))
+            number = complex(vector[real], vector[imaginary]) * rotation
+            rotated[row, real], rotated[row, imaginary] = number.real, number.imag
+    return rotated
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """The slopes of ALiBi: the geometric series that starts at 2^(-8 / n) and has that ratio.
+    """Return the slopes of ALiBi: the geometric series with first term and ratio 2^(-8 / n).
 
-    Where the heads are no power of two: the series of the next smaller power n, then every
+    If the number of heads is no power of two: the series of the next smaller power n, then every
     second term, from the first, of the series of 2n.
 
     Source: Press et al. 2022, section 3, and its code for the second case.
@@ -89,10 +88,10 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def alibi_bias(slopes: Tensor, queries: int, keys: int, offset: int = 0) -> Tensor:
-    """``-slope |j - i|``, (heads, queries, keys).
+    """Return ``-slope |j - i|``, (heads, queries, keys).
 
     slopes: (heads,); offset: position of the first query among the keys.
-    Source: Press et al. 2022, section 3; symmetric where keys after the query may be seen.
+    Source: Press et al. 2022, section 3; symmetric where keys after the query are visible.
 
     >>> alibi_bias(torch.tensor([0.5]), 2, 3)
     tensor([[[-0.0000, -0.5000, -1.0000],
@@ -106,15 +105,15 @@ def alibi_bias(slopes: Tensor, queries: int, keys: int, offset: int = 0) -> Tens
 
 
 def bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
-    """The bucket of one distance j - i.
+    """Return the bucket of one distance j - i.
 
     Half of the buckets hold one distance each, 0 to exact - 1; the others grow like a geometric
-    series up to max_distance, and the last holds all beyond:
+    series up to max_distance, and the last holds all larger distances:
 
         bucket(d) = exact + floor( log(d / exact) / log(max / exact) (buckets - exact) )
 
-    Where it is bidirectional, half of all buckets are for keys after the query; else keys after
-    the query are in bucket 0. Computed in whole numbers, so that no rounding moves a border.
+    If bidirectional, half of all buckets are for keys after the query; otherwise these keys are in
+    bucket 0. Computed in integers, so that rounding moves no border.
 
     Source: Raffel et al. 2020, section 2.1.
 
@@ -152,7 +151,7 @@ def bucket_bias(
     max_distance: int = 128,
     offset: int = 0,
 ) -> Tensor:
-    """A learned bias for each bucket of distances, (heads, queries, keys).
+    """Return the learned bias of each pair's bucket of distances, (heads, queries, keys).
 
     table: (buckets, heads).
     Source: Raffel et al. 2020, section 2.1.
@@ -169,7 +168,7 @@ def bucket_bias(
 
 
 def shaw_embeddings(table: Tensor, queries: int, keys: int, offset: int = 0) -> Tensor:
-    """The embedding a_ij of every pair: the literal (queries, keys, depth) tensor.
+    """Return the embedding a_ij of every pair as a full (queries, keys, depth) tensor.
 
         a_ij = table[clip(j - i, -k, k) + k]
 
@@ -189,7 +188,7 @@ def shaw_embeddings(table: Tensor, queries: int, keys: int, offset: int = 0) -> 
 
 
 def shaw_scores(queries: Tensor, keys: Tensor, a_K: Tensor) -> Tensor:
-    """Scores that know the distance.
+    """Return scores with relative positions.
 
         e_ij = q_i . (k_j + a_ij^K) / sqrt(depth)
 
@@ -203,7 +202,7 @@ def shaw_scores(queries: Tensor, keys: Tensor, a_K: Tensor) -> Tensor:
 
 
 def shaw_output(weights: Tensor, values: Tensor, a_V: Tensor) -> Tensor:
-    """Output that knows the distance.
+    """Return the output with relative positions.
 
         z_i = sum_j w_ij (v_j + a_ij^V)
 
@@ -225,7 +224,7 @@ def shaw_attention(
     key_table: Tensor,
     value_table: Tensor,
 ) -> Tensor:
-    """Self-attention with relative positions, for keys and for values.
+    """Compute self-attention with relative positions for keys and values.
 
         e_ij = (x_i W_Q (x_j W_K)^T + x_i W_Q (a_ij^K)^T) / sqrt(depth)
         w_ij = exp(e_ij) / sum_k exp(e_ik)

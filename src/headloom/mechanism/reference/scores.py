@@ -1,7 +1,6 @@
-"""The scores of the literature, pair by pair: how well a query and a key match.
+"""Score functions of the literature, pair by pair.
 
-Tensors are (positions, depth): no batch and no head, so that the formulas stay as they are in the
-papers.
+Tensors are (positions, depth): without batch and head dimensions, as in the papers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def _each_pair(queries: Tensor, keys: Tensor, pair: Callable[[Tensor, Tensor], T
 
 
 def dot(queries: Tensor, keys: Tensor) -> Tensor:
-    """``score(q, k) = q . k``, (queries, keys).
+    """Return ``score(q, k) = q . k``, (queries, keys).
 
     Source: Luong et al. 2015, section 3.1.
 
@@ -31,7 +30,7 @@ def dot(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def bilinear(queries: Tensor, keys: Tensor, A: Tensor) -> Tensor:
-    """``score(q, k) = q^T A k``, (queries, keys). A: (query_depth, key_depth).
+    """Return ``score(q, k) = q^T A k``, (queries, keys). A: (query_depth, key_depth).
 
     Source: Luong et al. 2015, section 3.1 ("general").
 
@@ -43,10 +42,10 @@ def bilinear(queries: Tensor, keys: Tensor, A: Tensor) -> Tensor:
 
 
 def symmetric_bilinear(queries: Tensor, keys: Tensor, A: Tensor) -> Tensor:
-    """``score(x, y) = (x^T A y + y^T A x) / 2``: the score matrix of a sequence is symmetric.
+    """Return ``score(x, y) = (x^T A y + y^T A x) / 2``, symmetric for one sequence.
 
-    A: (depth, depth), of which only the symmetric part counts. Returns: (queries, keys).
-    Source: ours; A symmetric makes attention an undirected graph.
+    A: (depth, depth); only its symmetric part counts. Returns: (queries, keys).
+    Source: ours; a symmetric A makes attention an undirected graph.
 
     >>> x = torch.tensor([[1., 0.], [0., 1.]])
     >>> symmetric_bilinear(x, x, torch.tensor([[0., 4.], [0., 0.]]))
@@ -57,7 +56,7 @@ def symmetric_bilinear(queries: Tensor, keys: Tensor, A: Tensor) -> Tensor:
 
 
 def additive(queries: Tensor, keys: Tensor, W: Tensor, U: Tensor, v: Tensor) -> Tensor:
-    """``score(q, k) = v . tanh(W q + U k)``, (queries, keys).
+    """Return ``score(q, k) = v . tanh(W q + U k)``, (queries, keys).
 
     W: (hidden, query_depth); U: (hidden, key_depth); v: (hidden,).
     Source: Bahdanau et al. 2015, appendix A.1.2.
@@ -74,9 +73,9 @@ def _leaky_relu(x: Tensor, slope: float) -> Tensor:
 
 
 def graph_attention(queries: Tensor, keys: Tensor, a: Tensor, *, slope: float = 0.2) -> Tensor:
-    """``score(i, j) = LeakyReLU(a^T [W h_i || W h_j])``, (queries, keys).
+    """Return ``score(i, j) = LeakyReLU(a^T [W h_i || W h_j])``, (queries, keys).
 
-    queries: W h_i, (queries, depth); keys: W h_j; a: (2 depth,), the two are concatenated.
+    queries: W h_i, (queries, depth); keys: W h_j, (keys, depth); a: (2 depth,).
     Source: Velickovic et al. 2018, equation 3.
 
     >>> graph_attention(torch.tensor([[1.]]), torch.tensor([[2.], [-6.]]), torch.tensor([1., 1.]))
@@ -86,7 +85,7 @@ def graph_attention(queries: Tensor, keys: Tensor, a: Tensor, *, slope: float = 
 
 
 def graph_attention_v2(queries: Tensor, keys: Tensor, a: Tensor, *, slope: float = 0.2) -> Tensor:
-    """``score(i, j) = a^T LeakyReLU(W_r h_i + W_l h_j)``, (queries, keys).
+    """Return ``score(i, j) = a^T LeakyReLU(W_r h_i + W_l h_j)``, (queries, keys).
 
     queries: W_r h_i, (queries, depth); keys: W_l h_j; a: (depth,).
     Source: Brody et al. 2022, equation 7.
