@@ -1,1 +1,1 @@
-"""The whole attention weight matrix as an exact operator that is never formed."""
+"""The attention weight matrix as an exact linear operator that is never formed."""

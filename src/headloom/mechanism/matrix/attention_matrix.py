@@ -1,15 +1,15 @@
 """The attention weight matrix as a linear operator: exact, never formed.
 
-Most of what one asks of the matrix is an attention call in disguise. With P_ij = e^(s_ij - lse_i):
+Most results reduce to an attention call. With P_ij = e^(s_ij - lse_i):
 
     P x                 the call itself, with x for values
-    P^T y               the call with queries and keys exchanged and -lse as a bias for each key,
-                        whose lse is the logarithm of the column sums
+    P^T y               the call with queries and keys exchanged and -lse as a bias for each key;
+                        its lse is the logarithm of the column sums
     sum_j P_ij^2        e^(lse' - 2 lse), lse' at twice the scale
-    sum_j P_ij P_ji     e^(lse' - lse), lse' of the queries beside the keys
+    sum_j P_ij P_ji     e^(lse' - lse), lse' of queries and keys concatenated
 
-so each takes one pass and memory linear in the length. Sinks, or a lse that the caller gives, make
-each row the call's own times e^(own lse - lse).
+so each takes one pass and memory linear in the length. With sinks, or a lse from the caller, each
+row of the call is multiplied by e^(call's lse - lse).
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from headloom.mechanism.shapes import describe, place_of, whole_number
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-#: Numbers of the queries above which `reciprocity` lays queries and keys side by side head by head.
+#: Size of the queries above which `reciprocity` concatenates queries and keys one head at a time.
 SIDE_BY_SIDE = 2**22
 
 
 class AttentionMatrix(DrawnHeads):
-    """The weights of every head, (heads, queries, keys), as an operator.
+    """Weights of every head, (heads, queries, keys), as a linear operator.
 
     Args:
-        queries: (heads, queries, depth), or a batch of these, whose inputs are ``matrix[b]``.
-        keys: (kv_heads, keys, depth), and the batch; kv_heads divides heads.
+        queries: (heads, queries, depth), or a batch of these; ``matrix[b]`` is then one input.
+        keys: (kv_heads, keys, depth), with the same batch; kv_heads divides heads.
         mask, is_causal, score, bias, relative, scale, softcap, sinks: as for `headloom.attention`.
-            What is asked of columns goes through all cells, some rows at a time, where the score is
-            no product.
-        lse: each row's log-sum-exp, (heads, queries), where it is known, as from a graph. Weights
-            are e^(score - lse) whatever it is: it holds the sinks, and may come from more exact
-            queries and keys.
+            If the score is no dot product, operations on columns compute all cells, a block of
+            rows at a time.
+        lse: each row's log-sum-exp, (heads, queries), if it is known, as from a graph. Weights are
+            e^(score - lse) for any lse: it includes the sinks, and may come from queries and keys
+            of higher precision.
         backend: as for `headloom.attention`.
 
-    Making one takes one pass, which finds each row's log-sum-exp and entropy; with lse it takes
-    none. Half-precision queries and keys are computed, and questions answered, in float32: of a
-    row whose log-sum-exp is 1e5, weights are within a hundredth of themselves, and of one beyond
-    1e9 they may overflow. Give float64 there.
+    Construction takes one pass, which computes each row's log-sum-exp and entropy; with lse it
+    takes none. Half-precision inputs are computed in float32, and so are the results. In a row with
+    a log-sum-exp of 1e5 the relative error of the weights is at most 1 %; beyond 1e9 they may
+    overflow. Use float64 there.
 
     >>> tokens = torch.eye(3)[None]
     >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))    # e^score is 2 or 1
@@ -79,7 +79,7 @@ class AttentionMatrix(DrawnHeads):
         **dict.fromkeys(("to_dense", "weights", "mean", "max", "argmax"), "dense(), a tensor"),
         "sum": "received(), the sums of columns, or dense()",
     }
-    #: The matrix of each input of a batch, which has nothing else; None: there is no batch.
+    #: The matrix of each input of a batch (the batch itself has no call); None: there is no batch.
     _inputs: list[AttentionMatrix] | None = None
 
     def __init__(
@@ -108,27 +108,26 @@ class AttentionMatrix(DrawnHeads):
                 f"query, {tuple(queries.shape[:-1])}."
             )
         if queries.ndim == 3:
-            self._begin(call, sinks, lse)
+            self._with_call(call, sinks, lse)
             return
         self._inputs = [
-            copy(self)._begin(call.of_input(b), sinks, None if lse is None else lse[b])
+            copy(self)._with_call(call.of_input(b), sinks, None if lse is None else lse[b])
             for b in range(len(queries))
         ]
 
-    def _begin(self, call: calls.MatrixCall, sinks: Tensor | None, lse: Tensor | None) -> Self:
-        """Find the log-sum-exp of each row of one input."""
+    def _with_call(self, call: calls.MatrixCall, sinks: Tensor | None, lse: Tensor | None) -> Self:
+        """Set the call of one input, and compute the log-sum-exp of each row."""
         self._call = call
-        # Whether lse is another than the rows' own, and the rows as their own scores make them.
+        # Whether lse differs from the lse of the scores; the graph of the scores, without sinks.
         self._rescaled = lse is not None or sinks is not None
-        self._own: AttentionGraph | None = None
+        self._row_graph: AttentionGraph | None = None
         if lse is None:
-            self._own = own = call.rows(Top(0))
-            lse = own.lse
+            self._row_graph = call.rows(Top(0))
+            lse = self._row_graph.lse
             if sinks is not None:
                 lse = torch.logaddexp(lse, sinks.detach().to(lse)[:, None])
                 lse = lse.masked_fill(lse == math.inf, math.nan)
-        #: Log-sum-exp of each row's scores, its sink among them; minus infinity where it sees no
-        #: key.
+        #: Log-sum-exp of each row's scores, with its sink; minus infinity for a row without keys.
         self.lse: Tensor = lse.detach().to(call.queries.dtype)
         return self
 
@@ -149,7 +148,7 @@ class AttentionMatrix(DrawnHeads):
         return len(self._inputs), *(self._inputs[0].shape if self._inputs else (0, 0, 0))
 
     def __len__(self) -> int:
-        """The number of inputs of a batch, or of heads."""
+        """Return the number of inputs of a batch, or of heads."""
         return self.shape[0]
 
     def __iter__(self) -> Iterator[AttentionMatrix | Tensor]:
@@ -173,7 +172,7 @@ class AttentionMatrix(DrawnHeads):
         return f"AttentionMatrix(shape={self.shape}{dtype})"
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
-        """``P x`` for each head.
+        """Return ``P x`` for each head.
 
         vectors: (keys,), (keys, columns) or (heads, keys, columns).
         Returns: (heads, queries) or (heads, queries, columns).
@@ -187,46 +186,45 @@ class AttentionMatrix(DrawnHeads):
 
     @property
     def T(self) -> TransposedMatrix:  # noqa: N802
-        """The transpose, for products from the left: ``matrix.T @ y``."""
+        """Transpose, for products from the left: ``matrix.T @ y``."""
         return TransposedMatrix(self)
 
     def received(self) -> Tensor:
-        """What each key gets from all queries: the column sums, (heads, keys)."""
+        """Return the column sums, (heads, keys): the weight that each key gets from all queries."""
         if self._call.by_cells:
             return self.T @ self.queries.new_ones(self.shape[1])
         return self._call.transposed(self.row_bias()).rows(Top(0)).lse.exp()
 
     @property
     def count(self) -> Tensor:
-        """Number of keys each row sees, (heads, queries)."""
+        """Number of keys visible to each row, (heads, queries)."""
         return self._rows().count
 
     def entropy(self) -> Tensor:
-        """Of each row's weights, in nats, (heads, queries)."""
+        """Return the entropy of each row's weights, in nats, (heads, queries)."""
         graph = self._rows()
         return self._entropy(graph) if self._rescaled else graph.entropy
 
     def sum_of_squares(self) -> Tensor:
-        """``sum_j P_ij^2``: 1 of a row on one key, 1 / n of one spread over n; (heads, queries)."""
+        """Return ``sum_j P_ij^2``, (heads, queries): 1 for one key, 1 / n for n equal weights."""
         doubled = self._call.doubled()
         if doubled is None:
             return self._by_blocks(lambda rows, block: block.square().sum(-1))
         return self._exponential(doubled.rows(Top(0)).lse - 2 * self.lse)
 
     def reciprocity(self) -> Tensor:
-        """``sum_j P_ij P_ji``: how much each position is looked back at, (heads, queries).
+        """Return ``sum_j P_ij P_ji``, (heads, queries): how mutual each position's attention is.
 
-        Raises: ShapeError: as many queries as keys are needed.
+        Raises: ShapeError: the numbers of queries and keys differ.
         """
         _, queries, length = self.shape
         if queries != length:
             raise ShapeError(
-                f"reciprocity: the matrix is {queries} by {length}; expected a square one, of a "
-                "sequence that looks at itself."
+                f"reciprocity: the matrix is {queries} by {length}; expected a square one, of "
+                "self-attention."
             )
-        if self._call.by_cells or self._call.softcap is not None:  # no sum of scores is one call
-            every = range(length)
-            back = partial(calls.cells, self._call, self.lse, every)
+        if self._call.by_cells or self._call.softcap is not None:  # s_ij + s_ji is no single call
+            back = partial(calls.cells, self._call, self.lse, range(length))
             return self._by_blocks(lambda rows, block: (block * back(rows).mT).sum(-1))
         if self.shape[0] > 1 and self.queries.numel() > SIDE_BY_SIDE:
             return torch.cat([self.of_head(h).reciprocity() for h in range(self.shape[0])])
@@ -234,27 +232,27 @@ class AttentionMatrix(DrawnHeads):
         return self._exponential(both.rows(Top(0)).lse - self.lse)
 
     def mass(self, at: int | Sequence[int] | Tensor) -> Tensor:
-        """What each row puts on a diagonal or on a set of keys, (heads, queries).
+        """Return the weight of each row on a diagonal or on a set of keys, (heads, queries).
 
-        at: an offset: the weight of key ``i + at`` for query i (-1: the previous token; 0 where
-        there is no such key); or key indices, or a bool tensor (keys,): the sum over them.
+        at: an offset: the weight of key ``i + at`` for query i (-1: the previous token; 0 if there
+        is no such key); or key indices, or a bool tensor (keys,): the sum over them.
 
         >>> tokens = torch.eye(3)[None]
         >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))
         >>> matrix.mass(-1), matrix.mass([0, 1])
         (tensor([[0.0000, 0.2500, 0.2500]]), tensor([[0.7500, 0.7500, 0.5000]]))
         """
-        chosen = torch.as_tensor(at)
-        if not chosen.ndim:
-            return calls.diagonal(self._call, self.lse, whole_number("mass", "at", chosen))
-        member = self.queries.new_zeros(self.shape[2])
-        if chosen.numel():
-            member[chosen] = 1
-        return self @ member
+        index = torch.as_tensor(at)
+        if not index.ndim:
+            return calls.diagonal(self._call, self.lse, whole_number("mass", "at", index))
+        indicator = self.queries.new_zeros(self.shape[2])
+        if index.numel():
+            indicator[index] = 1
+        return self @ indicator
 
-    def _by_blocks(self, of_rows: Callable[[range, Tensor], Tensor]) -> Tensor:
-        """A number of each row, (heads, queries), from the matrix some rows at a time."""
-        parts = [of_rows(rows, block) for rows, block in calls.blocks(self._call, self.lse)]
+    def _by_blocks(self, function: Callable[[range, Tensor], Tensor]) -> Tensor:
+        """Concatenate a function of the matrix, computed on one block of rows at a time."""
+        parts = [function(rows, block) for rows, block in calls.blocks(self._call, self.lse)]
         return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
 
     @overload
@@ -262,13 +260,13 @@ class AttentionMatrix(DrawnHeads):
     @overload
     def __getitem__(self, index: int | slice | list[int]) -> Any: ...
     def __getitem__(self, index: object) -> object:
-        """``matrix[head, i, j]``: a cell, a row, a column or a tile, of one head or of several.
+        """Return a cell, row, column or tile of one or several heads: ``matrix[head, i, j]``.
 
-        ``matrix[b]`` of a batch is the matrix of an input; ``matrix[head]`` is all of a head, which
-        `of_head` has without forming it.
+        ``matrix[b]`` of a batch is the matrix of an input; ``matrix[head]`` is a whole dense head,
+        `of_head` the same without forming it.
 
-        Each of the three is a number, a slice, or a list of numbers; lists choose rows and columns
-        alike, as `numpy.ix_` does. It costs the cells between the first key and the last.
+        Each index is a number, a slice, or a list of numbers; lists are combined as by `numpy.ix_`.
+        All cells between the first and the last key are computed.
 
         >>> tokens = torch.eye(4)[None]
         >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))    # 2/5 and 1/5
@@ -288,9 +286,9 @@ class AttentionMatrix(DrawnHeads):
         return torch.cat(tiles).squeeze(tuple(numbers))
 
     def dense(self, *, force: bool = False) -> Tensor:
-        """The whole matrix, of the `shape`.
+        """Return the whole matrix as a tensor.
 
-        Raises: InputError: it is larger than a gigabyte and force is not set.
+        Raises: InputError: it is larger than 1 GiB and force is not set.
         """
         if math.prod(self.shape) > DENSE_LIMIT and not force:
             raise InputError(
@@ -298,7 +296,7 @@ class AttentionMatrix(DrawnHeads):
                 "matrix[head, i:j, k:l], or set force=True."
             )
         if self._inputs is not None:
-            return torch.stack([each.dense(force=True) for each in self._inputs])
+            return torch.stack([matrix.dense(force=True) for matrix in self._inputs])
         if not self.shape[1]:
             return self.queries.new_zeros(self.shape)
         return self._by_blocks(lambda rows, block: block)
@@ -306,10 +304,10 @@ class AttentionMatrix(DrawnHeads):
     def block_summaries(
         self, head: int, size: int, queries: slice = slice(None), keys: slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """The largest weight, and the sum, of each size x size block of one head, in one pass.
+        """Return the largest weight and the sum of each size x size block of one head, in one pass.
 
-        queries, keys: which; all by default. Blocks are counted from where they start.
-        Returns: two of (blocks of queries, blocks of keys). The last blocks may be smaller.
+        queries, keys: slices; all by default. The first block begins where the slice begins.
+        Returns: two tensors (blocks of queries, blocks of keys). The last blocks may be smaller.
         """
         size = whole_number("block_summaries", "size", size, 1)
         head = place_of("matrix", "block_summaries", "head", head, self.shape[0])
@@ -320,7 +318,7 @@ class AttentionMatrix(DrawnHeads):
         return calls.summaries_of_blocks(self._call.head(head), lse, size, rows, columns)
 
     def top(self, k: int = 32) -> AttentionGraph:
-        """The k strongest edges of every query."""
+        """Return the graph of the k strongest edges of every query."""
         graph = self._call.rows(Top(k))
         if not self._rescaled:
             return graph
@@ -329,59 +327,59 @@ class AttentionMatrix(DrawnHeads):
         return replace(graph, weights=weights, lse=self.lse, entropy=entropy, rest=rest)
 
     def _mass(self) -> Tensor:
-        """What a row has on its keys and its sink: 1, or 0; or more, by a log-sum-exp given."""
-        looks = (self.lse > -math.inf).to(self.queries.dtype)
-        own = self._factor(self._call.rows(Top(0))) if self._rescaled else looks
-        return looks * own.clamp(min=1)
+        """Return the mass of each row on keys and sink: 1 or 0; more if the caller's lse is low."""
+        nonempty = (self.lse > -math.inf).to(self.queries.dtype)
+        mass = self._factor(self._call.rows(Top(0))) if self._rescaled else nonempty
+        return nonempty * mass.clamp(min=1)
 
     def above(self, weight: float) -> AttentionGraph:
-        """Every edge of at least this weight; a row of mass 1 has at most ``1 / weight``."""
+        """Return the graph of all edges of at least this weight, at most ``1 / weight`` a row."""
         if not 0 < weight <= 1:
             raise InputError(f"above: weight={weight:g}; expected a weight above 0, at most 1.")
-        # One more than there can be: the largest weights may round to a little less than they are.
+        # One more than possible: rounding may make the largest weights a little too small.
         largest = float(self._mass().max()) if self.lse.numel() else 0.0
         return self.top(math.floor(min(self.shape[2], largest / weight + 1))).above(weight)
 
     def head(self, h: int) -> LinearOperator:
-        """One head as a SciPy linear operator, for `scipy.sparse.linalg.svds` and the like."""
+        """Return one head as a SciPy linear operator, as for `scipy.sparse.linalg.svds`."""
         return linear_operator(self.of_head(h))
 
     def of_head(self, h: int) -> AttentionMatrix:
-        """One head's matrix, sharing what is known of its rows."""
+        """Return one head as a matrix (1, queries, keys), without a new pass."""
         h = place_of("matrix", "head", "head", h, self.shape[0])
-        one = copy(self)
-        one._call = self._call.head(h)
-        one._own = None if self._own is None else self._own.of_head(h)
-        one.lse = self.lse[h : h + 1]
-        return one
+        matrix = copy(self)
+        matrix._call = self._call.head(h)
+        matrix._row_graph = None if self._row_graph is None else self._row_graph.of_head(h)
+        matrix.lse = self.lse[h : h + 1]
+        return matrix
 
     def of_rows(self, h: int, start: int, stop: int) -> AttentionMatrix | None:
-        """Some rows of one head as a matrix, (1, stop - start, keys); None: they cannot be cut."""
+        """Return rows of one head as a matrix, (1, stop - start, keys); None: not possible."""
         call = self._call.head(h).some_rows(start, stop)
         if call is None:
             return None
-        some = copy(self)
-        some._call, some._own, some._rescaled = call, None, True
-        some.lse = self.lse[h : h + 1, start:stop]
-        return some
+        matrix = copy(self)
+        matrix._call, matrix._row_graph, matrix._rescaled = call, None, True
+        matrix.lse = self.lse[h : h + 1, start:stop]
+        return matrix
 
     def _rows(self) -> AttentionGraph:
-        return self._call.rows(Top(0)) if self._own is None else self._own
+        return self._call.rows(Top(0)) if self._row_graph is None else self._row_graph
 
     def _factor(self, graph: AttentionGraph) -> Tensor:
-        """e^(own lse - lse) for each row: its weights are so many times the call's own."""
+        """Return e^(graph's lse - lse): the factor from the weights of the call to these."""
         return self._exponential(graph.lse - self.lse).to(self.queries.dtype)
 
     def _entropy(self, graph: AttentionGraph) -> Tensor:
-        """-sum f p log(f p), for the call's own weights p and the factor f."""
+        """Return -sum f p log(f p), with the weights p of the call and the factor f."""
         factor = self._factor(graph)
         return factor * graph.entropy - torch.xlogy(factor, factor)
 
     def row_bias(self) -> Tensor:
-        """-lse for each row, as a bias for keys; rows that see nothing give nothing."""
-        blind = self.lse == -math.inf
-        return (-self.lse).masked_fill(blind, -math.inf)[None, :, None].to(self.queries.dtype)
+        """Return -lse of each row as a bias for keys; minus infinity for rows without keys."""
+        empty = self.lse == -math.inf
+        return (-self.lse).masked_fill(empty, -math.inf)[None, :, None].to(self.queries.dtype)
 
     def _exponential(self, logarithms: Tensor) -> Tensor:
-        """e^x, 0 for rows that see no key."""
+        """Return e^x, 0 for rows without keys."""
         return logarithms.masked_fill(self.lse == -math.inf, -math.inf).exp()

@@ -2,8 +2,8 @@
 
     P_ij = e^(s_ij - lse_i)
 
-A call here has no values of its own and no batch: it is what makes the scores. Sinks are no part
-of it, since they change no score; a matrix knows them as a log-sum-exp.
+A call here has no values and no batch: it defines the scores. It has no sinks, since they change
+no score; a matrix includes them in its log-sum-exp.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from headloom.mechanism.positions import ByDistance, Relative
 from headloom.mechanism.scores import Dot, ScaledDot
 from headloom.mechanism.shapes import describe, in_words, repeat_kv_heads
 
-#: Columns of values that one call takes; more are several.
+#: Columns of values in one call; more are split.
 COLUMNS = 512
 
 
 @dataclass(eq=False, slots=True)
 class MatrixCall(AttentionCall):
-    """The call of one sequence, as a batch of one, whose scores make a matrix; `Dot` for products.
+    """Call of one sequence, as a batch of one; its score is `Dot` where scores are dot products.
 
-    Its values are those of a question: until one is asked they have no columns.
+    Its values have no columns: `attend` takes them.
     """
 
     backend: Backend | None = None
@@ -50,38 +50,38 @@ class MatrixCall(AttentionCall):
 
     @property
     def by_cells(self) -> bool:
-        """Whether scores are no products, or depend on positions by more than the distance."""
+        """Whether scores are no dot products, or depend on positions by more than the distance."""
         positions = self.relative is not None and not self.relative.only_bias
         return positions or not self.of_products
 
     @property
     def of_products(self) -> bool:
-        """Whether a score is a product of query and key, which may be exchanged and added."""
+        """Whether scores are dot products, so that queries and keys may be exchanged and added."""
         return type(self.score) is Dot
 
     def repeated_keys(self) -> Tensor:
-        """The keys with a head for each of the queries'."""
+        """Return the keys, repeated so that each query head has its key head."""
         return repeat_kv_heads(self.keys, self.heads)
 
     def attend(self, values: Tensor, keep: Top) -> tuple[Tensor, AttentionGraph]:
-        """Output and graph for values (keys, columns), or (heads, keys, columns)."""
+        """Return output and graph for values (keys, columns), or (heads, keys, columns)."""
         if values.shape[-1] > COLUMNS:
-            parts = [self.attend(some, keep) for some in torch.split(values, COLUMNS, -1)]
+            parts = [self.attend(part, keep) for part in torch.split(values, COLUMNS, -1)]
             return torch.cat([output for output, _ in parts], -1), parts[0][1]
-        # Where values come by head, so must the keys.
+        # Values by head need keys by head.
         keys = self.repeated_keys() if values.ndim == 3 else self.keys
         values = values.expand(1, keys.shape[1], -1, -1)
-        asked = replace(self, keys=keys, values=values, keep=keep)
-        output, graph = run("AttentionMatrix", asked, self.backend)
+        call = replace(self, keys=keys, values=values, keep=keep)
+        output, graph = run("AttentionMatrix", call, self.backend)
         assert isinstance(graph, AttentionGraph)  # by keep
         return output[0], graph[0]
 
     def rows(self, keep: Top) -> AttentionGraph:
-        """The graph alone."""
+        """Return the graph without an output."""
         return self.attend(self.queries.new_empty(self.shape[2], 0), keep)[1]
 
     def doubled(self) -> MatrixCall | None:
-        """The call whose scores are twice as high; None: positions add what cannot be doubled."""
+        """Return the call with doubled scores; None: its relative positions cannot be doubled."""
         by_distance, relative = self._by_distance(), self.relative
         if by_distance is not None:
             relative = replace(by_distance, values=2 * by_distance.values)
@@ -96,7 +96,7 @@ class MatrixCall(AttentionCall):
         )
 
     def transposed(self, row_bias: Tensor) -> MatrixCall:
-        """Queries and keys exchanged, a number for each query added, (1, heads, 1, queries)."""
+        """Exchange queries and keys, and add a number for each query, (1, heads, 1, queries)."""
         _, queries, keys = self.shape
         by_distance = self._by_distance()
         return replace(
@@ -109,7 +109,7 @@ class MatrixCall(AttentionCall):
         )
 
     def plus_transpose(self, row_bias: Tensor) -> MatrixCall:
-        """The call whose scores are s_ij + s_ji, a number for each j added; without a cap."""
+        """Return the call with scores s_ij + s_ji + row_bias_j; without a softcap."""
         _, queries, keys = self.shape
         repeated = self.repeated_keys()
         mask, bias, relative = self.mask, row_bias, self._by_distance()
@@ -129,8 +129,8 @@ class MatrixCall(AttentionCall):
         )
 
     def of_input(self, b: int) -> MatrixCall:
-        """The call of one input of a batch."""
-        mask, bias, one = self.mask, self.bias, slice(b, b + 1)
+        """Return the call of one input of a batch."""
+        mask, bias = self.mask, self.bias
         if mask is not None:
             bounds = mask.bounds(*self.shape[1:])
             if bounds.by_sequence is not None or bounds.rest is not None:  # inputs may differ
@@ -139,14 +139,14 @@ class MatrixCall(AttentionCall):
                 mask = as_mask(cells[min(b, len(cells) - 1)]) if ranges is None else Ranges(*ranges)
         return replace(
             self,
-            queries=self.queries[one],
-            keys=self.keys[one],
+            queries=self.queries[b : b + 1],
+            keys=self.keys[b : b + 1],
             mask=mask,
-            bias=bias if bias is None or len(bias) == 1 else bias[one],
+            bias=bias if bias is None or len(bias) == 1 else bias[b : b + 1],
         )
 
     def head(self, h: int) -> MatrixCall:
-        """The call of one head alone."""
+        """Return the call of one head."""
         heads, bias, relative = self.heads, self.bias, self.relative
         group = h // (heads // self.keys.shape[1])
         return replace(
@@ -160,7 +160,7 @@ class MatrixCall(AttentionCall):
         )
 
     def some_rows(self, start: int, stop: int) -> MatrixCall | None:
-        """The call of some queries alone, of products and a window; None: it has other rules."""
+        """Return the call of a range of queries; None: it has more than products and a window."""
         mask = self.mask
         if self.bias is not None or self.relative is not None or not self.of_products:
             return None
@@ -172,7 +172,7 @@ class MatrixCall(AttentionCall):
 
     @in_own_types
     def scores(self, rows: range, columns: range) -> Tensor:
-        """The scores of some rows and columns, (heads, rows, columns), -inf where hidden."""
+        """Return the scores of some rows and columns, (heads, rows, columns), -inf where masked."""
         inside = slice(columns.start, columns.stop)
         # Key 0 of the tile is key columns.start of the matrix.
         relative = None if self.relative is None else self.relative.moved(-columns.start)
@@ -188,7 +188,7 @@ class MatrixCall(AttentionCall):
         return scores.masked_fill(~allowed, -torch.inf)
 
     def _by_distance(self) -> ByDistance | None:
-        """The relative bias by distance; None: there is none, or the positions are another kind."""
+        """Return the relative positions as a bias by distance; None: none, or of another kind."""
         _, queries, keys = self.shape
         return None if self.relative is None else self.relative.by_distance(queries, keys)
 
@@ -196,19 +196,18 @@ class MatrixCall(AttentionCall):
 def matrix_call(
     queries: Tensor, keys: Tensor, backend: Backend | None = None, **rules: Any
 ) -> MatrixCall:
-    """The arguments of an AttentionMatrix, checked; half precision in float32."""
+    """Check the arguments of an AttentionMatrix; convert half precision to float32."""
     name = "AttentionMatrix"
     check_tensors(name, queries, keys, keys)
-    for which, tensor in (("queries", queries), ("keys", keys)):
+    for part, tensor in (("queries", queries), ("keys", keys)):
         if tensor.ndim not in (3, 4):
             raise ShapeError(
-                f"{name}: {which} are {describe(tensor)}; expected (heads, positions, depth), or "
+                f"{name}: {part} are {describe(tensor)}; expected (heads, positions, depth), or "
                 "(batch, heads, positions, depth)."
             )
     if isinstance(rules.get("relative"), Relative):
         rules["relative"] = rules["relative"].in_scores()
-    checked = checked_call(name, queries, keys, keys[..., :0], **rules)
-    call = in_float(checked)
+    call = in_float(checked_call(name, queries, keys, keys[..., :0], **rules))
     products = type(call.score) in (Dot, ScaledDot)
     return MatrixCall(
         call.queries.detach(),
@@ -224,21 +223,21 @@ def matrix_call(
     )
 
 
-#: Cells of a block of rows that is formed on the way: 64 MiB of float32.
+#: Cells of a block of rows: 64 MiB of float32.
 BLOCK_CELLS = 2**24
-#: Rows and columns that are summarised at a time, so that cells stay in the cache: 1 MiB.
+#: Rows and columns summarised at a time, so that their cells, 1 MiB, stay in the cache.
 _ROWS, _COLUMNS = 128, 2048
 
 
 def cells(call: MatrixCall, lse: Tensor, rows: range, columns: range) -> Tensor:
-    """Weights of some rows and columns, (heads, rows, columns)."""
+    """Return the weights of some rows and columns, (heads, rows, columns)."""
     scores = call.scores(rows, columns)
     lse = lse[:, rows.start : rows.stop, None].to(scores.dtype)
     return (scores - lse.masked_fill(lse == -math.inf, 0)).exp()
 
 
 def blocks(call: MatrixCall, lse: Tensor) -> Iterator[tuple[range, Tensor]]:
-    """The matrix, some rows at a time, with which rows these are."""
+    """Yield the matrix in blocks of rows, each with its range of rows."""
     heads, queries, keys = call.shape
     size = max(1, BLOCK_CELLS // max(1, heads * keys))
     for start in range(0, queries, size):
@@ -248,7 +247,7 @@ def blocks(call: MatrixCall, lse: Tensor) -> Iterator[tuple[range, Tensor]]:
 
 @in_own_types
 def diagonal(call: MatrixCall, lse: Tensor, offset: int) -> Tensor:
-    """``P_{i, i + offset}``, 0 where there is no such key, (heads, queries)."""
+    """Return ``P_{i, i + offset}``, 0 if there is no such key, (heads, queries)."""
     _, queries, keys = call.shape
     weights = call.queries.new_zeros(call.shape[:2])
     size = 256
@@ -262,11 +261,11 @@ def diagonal(call: MatrixCall, lse: Tensor, offset: int) -> Tensor:
 
 
 def tile(call: MatrixCall, lse: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-    """Weights of some rows and columns, wherever these are, (heads, rows, columns)."""
+    """Return the weights of any rows and columns, (heads, rows, columns)."""
     span = range(min(columns), max(columns) + 1) if columns else range(0)
     parts = [call.queries.new_zeros(call.shape[0], 0, len(span))]
     start = 0
-    for end in range(1, len(rows) + 1):  # of rows that follow each other all at once
+    for end in range(1, len(rows) + 1):  # consecutive rows together
         if end == len(rows) or rows[end] != rows[end - 1] + 1:
             parts.append(cells(call, lse, range(rows[start], rows[end - 1] + 1), span))
             start = end
@@ -279,40 +278,40 @@ def tile(call: MatrixCall, lse: Tensor, rows: Sequence[int], columns: Sequence[i
 def places_of(
     index: object, shape: tuple[int, int, int]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int], list[int]]:
-    """``matrix[index]`` as heads, queries, keys, and which of the three were numbers."""
+    """Return ``matrix[index]`` as heads, queries, keys, and which of the three were numbers."""
     parts = index if isinstance(index, tuple) else (index,)
     shown = ", ".join(str(part) if isinstance(part, slice) else in_words(part) for part in parts)
     whole = (*parts, *[slice(None)] * (3 - len(parts)))
     try:
-        chosen = [_numbers(part, size) for part, size in zip(whole, shape, strict=True)]
-        if any(numbers.ndim > 1 for numbers in chosen):
+        indices = [_numbers(part, size) for part, size in zip(whole, shape, strict=True)]
+        if any(numbers.ndim > 1 for numbers in indices):
             raise ValueError
     except (IndexError, TypeError, ValueError):
         raise InputError(
-            f"matrix[{shown}]: no such cells of {shape}; expected matrix[head, queries, keys], "
-            "each a number, a slice or a list of numbers."
+            f"matrix[{shown}]: no such cells; the shape is {shape}. Write matrix[head, queries, "
+            "keys], each a number, a slice or a list of numbers."
         ) from None
-    heads, rows, columns = (numbers.reshape(-1).tolist() for numbers in chosen)
-    return heads, rows, columns, [n for n, numbers in enumerate(chosen) if not numbers.ndim]
+    heads, rows, columns = (numbers.reshape(-1).tolist() for numbers in indices)
+    return heads, rows, columns, [n for n, numbers in enumerate(indices) if not numbers.ndim]
 
 
 def _numbers(part: object, size: int) -> np.ndarray:
-    """The numbers that NumPy chooses: one, also from the end, several, by flags or a slice."""
+    """Return the indices that NumPy selects by a number, a list, flags or a slice."""
     numbers = np.arange(size)
     if isinstance(part, slice):
         return numbers[part]
-    which = np.asarray(part)
-    return np.asarray(numbers[which if which.size else which.astype(int)])
+    index = np.asarray(part)
+    return np.asarray(numbers[index if index.size else index.astype(int)])
 
 
 @in_own_types
 def summaries_of_blocks(
     call: MatrixCall, lse: Tensor, size: int, rows: range, columns: range
 ) -> tuple[Tensor, Tensor]:
-    """The largest weight and the sum of each block of some rows and columns of one head.
+    """Return the largest weight and the sum of each block of some rows and columns of one head.
 
-    Blocks that the mask hides are skipped. lse: (1, queries). size: the side of a block.
-    Returns: two of (blocks of queries, blocks of keys).
+    Masked blocks are skipped. lse: (1, queries). size: rows and columns of a block.
+    Returns: two tensors (blocks of queries, blocks of keys).
     """
     shape = (-(-len(rows) // size), -(-len(columns) // size))
     largest, sums = call.queries.new_zeros(shape), call.queries.new_zeros(shape)
@@ -321,38 +320,38 @@ def summaries_of_blocks(
     bounds = KeyRanges() if call.mask is None else call.mask.bounds(queries, keys)
     ranges = bounds.of_sample(queries, keys, 0) if bounds.rest is None else None
     rules = (call.relative, call.bias, call.softcap)
-    for start in range(rows.start, rows.stop, tall):
-        some = range(start, min(start + tall, rows.stop))
+    for top in range(rows.start, rows.stop, tall):
+        part_rows = range(top, min(top + tall, rows.stop))
         first, stop = columns.start, columns.stop
         if ranges is not None:
-            seen = ranges[:, start : some.stop]
-            seen = seen[:, seen[1] > seen[0]]
-            if not seen.numel():
+            visible = ranges[:, top : part_rows.stop]
+            visible = visible[:, visible[1] > visible[0]]
+            if not visible.numel():
                 continue
-            first += max(int(seen[0].min()) - first, 0) // size * size  # the start of a block
-            stop = min(stop, int(seen[1].max()))
+            first += max(int(visible[0].min()) - first, 0) // size * size  # the start of a block
+            stop = min(stop, int(visible[1].max()))
         for left in range(first, stop, wide):
-            across = range(left, min(left + wide, stop))
+            part_columns = range(left, min(left + wide, stop))
             if ranges is None or not call.of_products or any(rule is not None for rule in rules):
-                part = cells(call, lse, some, across)[0]
+                part = cells(call, lse, part_rows, part_columns)[0]
             else:
-                part = _products(call, lse, some, across, ranges)
-            into = _blocks_of(some, rows, size), _blocks_of(across, columns, size)
-            largest[into], sums[into] = _reduced(part, size)
+                part = _products(call, lse, part_rows, part_columns, ranges)
+            index = _blocks_of(part_rows, rows, size), _blocks_of(part_columns, columns, size)
+            largest[index], sums[index] = _reduced(part, size)
     return largest, sums
 
 
-def _blocks_of(some: range, every: range, size: int) -> slice:
-    return slice((some.start - every.start) // size, -(-(some.stop - every.start) // size))
+def _blocks_of(part: range, whole: range, size: int) -> slice:
+    return slice((part.start - whole.start) // size, -(-(part.stop - whole.start) // size))
 
 
 def _products(call: MatrixCall, lse: Tensor, rows: range, columns: range, ranges: Tensor) -> Tensor:
-    """`cells` of one head whose scores are products, in ranges of keys, with nothing added."""
+    """Return `cells` of one head whose scores are plain dot products, masked by ranges of keys."""
     scaled = call.queries[0, 0, rows.start : rows.stop] * call.scale
-    # A row that sees nothing has lse = -inf and weights 0.
-    own = lse[0, rows.start : rows.stop]
-    less = (-own).masked_fill(own == -math.inf, -math.inf).to(scaled.dtype)[:, None]
-    part = torch.addmm(less, scaled, call.keys[0, 0, columns.start : columns.stop].T)
+    # A row without keys has lse = -inf and weights 0.
+    row_lse = lse[0, rows.start : rows.stop]
+    minus = (-row_lse).masked_fill(row_lse == -math.inf, -math.inf).to(scaled.dtype)[:, None]
+    part = torch.addmm(minus, scaled, call.keys[0, 0, columns.start : columns.stop].T)
     first, end = ranges[:, rows.start : rows.stop, None].to(part.device)
     if int(first.max()) > columns.start or int(end.min()) < columns.stop:
         key = torch.arange(columns.start, columns.stop, device=part.device)
@@ -361,11 +360,11 @@ def _products(call: MatrixCall, lse: Tensor, rows: range, columns: range, ranges
 
 
 def _reduced(part: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The largest number and the sum of each block of size x size of a matrix of weights."""
+    """Return the largest number and the sum of each size x size block of a matrix of weights."""
     rows, columns = part.shape
     if rows % size or columns % size:
         part = torch.nn.functional.pad(part, (0, -columns % size, 0, -rows % size))
-    # Rows first: whole lines are compared at a time.
+    # Rows first: vectorised over whole rows.
     lines = part.reshape(-(-rows // size), size, -1)
     largest = lines.amax(1).reshape(len(lines), -1, size).amax(2)
     return largest, lines.sum(1).reshape(len(lines), -1, size).sum(2)

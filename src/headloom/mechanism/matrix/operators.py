@@ -1,4 +1,4 @@
-"""Products of an attention matrix from the left, and a head of it for SciPy."""
+"""The transpose of an attention matrix, and a head as a SciPy linear operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TransposedMatrix:
-    """The transpose of an attention matrix, (heads, keys, queries), for products from the left."""
+    """Transpose of an attention matrix, (heads, keys, queries), for products from the left."""
 
     def __init__(self, matrix: AttentionMatrix) -> None:
         self.T = matrix  #: The matrix itself.
@@ -33,7 +33,7 @@ class TransposedMatrix:
         return heads, keys, queries
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
-        """``P^T y`` for each head.
+        """Return ``P^T y`` for each head.
 
         vectors: (queries,), (queries, columns) or (heads, queries, columns).
         Returns: (heads, keys) or (heads, keys, columns).
@@ -54,7 +54,7 @@ class TransposedMatrix:
 def as_values(
     operation: str, vectors: Tensor, heads: int, length: int, dtype: torch.dtype
 ) -> tuple[Tensor, bool]:
-    """Vectors as values of a call, and whether there was one without a column dimension."""
+    """Return vectors as values of a call, and whether it was one vector without columns."""
     flat = real_tensor(operation, "the vectors", vectors).ndim == 1
     columns = vectors[:, None] if flat else vectors
     if tuple(columns.shape[:-1]) not in ((length,), (heads, length)):
@@ -65,20 +65,20 @@ def as_values(
     return columns.to(dtype), flat
 
 
-def linear_operator(one: AttentionMatrix) -> LinearOperator:
-    """The matrix of one head as a SciPy linear operator, (queries, keys)."""
+def linear_operator(head: AttentionMatrix) -> LinearOperator:
+    """Return the matrix of one head as a SciPy linear operator, (queries, keys)."""
     from scipy.sparse.linalg import LinearOperator
 
-    def times(matrix: AttentionMatrix | TransposedMatrix) -> Callable[[np.ndarray], np.ndarray]:
-        def of_array(vectors: np.ndarray) -> np.ndarray:
-            tensor = torch.as_tensor(vectors, dtype=one.queries.dtype)
+    def product(matrix: AttentionMatrix | TransposedMatrix) -> Callable[[np.ndarray], np.ndarray]:
+        def multiply(vectors: np.ndarray) -> np.ndarray:
+            tensor = torch.as_tensor(vectors, dtype=head.queries.dtype)
             columns = tensor.reshape(len(tensor), -1)
             return (matrix @ columns)[0].reshape(-1, *tensor.shape[1:]).numpy()
 
-        return of_array
+        return multiply
 
-    forward, back = times(one), times(one.T)
-    dtype = one.queries.new_empty(0, device="cpu").numpy().dtype
+    forward, back = product(head), product(head.T)
+    dtype = head.queries.new_empty(0, device="cpu").numpy().dtype
     return LinearOperator(
-        one.shape[1:], matvec=forward, rmatvec=back, matmat=forward, rmatmat=back, dtype=dtype
+        head.shape[1:], matvec=forward, rmatvec=back, matmat=forward, rmatmat=back, dtype=dtype
     )
