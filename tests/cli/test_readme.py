@@ -77,7 +77,7 @@ def test_the_commands_run_as_they_stand(
         result = headloom_main(*words[1:])
         assert result.code == 0, f"{line}\n{result.err}"
         ran += 1
-    assert ran == 15
+    assert ran == 16
     assert {path.name for path in demo.iterdir()} >= {"t.loom", "u.loom", "page.html", "heads.png"}
 
 
