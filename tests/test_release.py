@@ -17,7 +17,9 @@ def test_every_place_names_the_same_version() -> None:
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
     assert cited is not None
     assert headloom.__version__ == project == cited[1]
-    assert f"\n## {project}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    date = re.search(r"^date-released: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M)
+    assert date is not None
+    assert f"\n## {project}, {date[1]}\n" in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert importlib.metadata.version("headloom") == project
 
 
@@ -32,6 +34,8 @@ def test_every_place_names_the_same_pythons() -> None:
         assert f"Python {first} to {last}" in read(name), name
     for matrix in re.findall(r"python: \[(.*)\]", read(".github/workflows/tests.yml")):
         assert matrix == ", ".join(f'"{python}"' for python in pythons)
+    wheels = tomllib.loads(read("pyproject.toml"))["tool"]["cibuildwheel"]["build"]
+    assert wheels == [f"cp{python.replace('.', '')}-*" for python in pythons]
     for python in pythons:
         assert f"python{python}" in read("scripts/setup")
 
