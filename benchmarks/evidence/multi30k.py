@@ -71,7 +71,7 @@ def main() -> None:
                     "|---|---|",
                     *rows,
                     "",
-                    "Beam of 5; `headloom evaluate RUN` prints the signatures of sacreBLEU.",
+                    "Beam of 5; `headloom evaluate RUN` prints the sacreBLEU signatures.",
                 ]
             ),
             seconds=kept.seconds(),

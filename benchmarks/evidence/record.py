@@ -47,8 +47,8 @@ __all__ = [
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence.md"
 _HEAD = """# Evidence
 
-Published claims, and what headloom measures for each. Every section is written by the program that
-its command names, in `benchmarks/evidence`, and is written anew when that runs.
+Published claims, and what headloom measures for each. The program named in a section writes that
+section; running it measures again.
 """
 _WIDTH = 100
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -177,9 +177,8 @@ def record_all(
     spent = short[1] * step["Muon"] / whole
     record(
         Claim(
-            name="Shakespeare's characters: beside nanoGPT",
-            claim="At nanoGPT's sizes for a CPU, headloom reaches a lower loss in as many steps, "
-            "and "
+            name="Shakespeare's characters, against nanoGPT",
+            claim="At nanoGPT's CPU sizes, headloom reaches a lower loss in as many steps, and "
             "nanoGPT's loss in a fraction of its time.",
             source="Karpathy 2022, https://github.com/karpathy/nanoGPT; Jordan et al. 2024 (Muon), "
             "https://kellerjordan.github.io/posts/muon",
@@ -194,7 +193,7 @@ def record_all(
                     "|---|---|---|---|---|---|",
                     *rows,
                     "",
-                    "Characters a second, nanoGPT = 1: "
+                    "Characters a second, relative to nanoGPT: "
                     + "; ".join(
                         f"{name} {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
                         f"{max(ratios):.2f})"
