@@ -73,7 +73,7 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
     ),
     (lambda: untyped.attention(*[zeros(1, 2, 3).to_sparse()] * 3), "attention", "a dense tensor"),
     (lambda: call((3, 4, 5, 8)), "attention", "same batch"),
-    (lambda: call(values=(2, 1, 7, 3)), "attention", "share their heads"),
+    (lambda: call(values=(2, 1, 7, 3)), "attention", "the same number"),
     (lambda: call((2, 3, 5, 8)), "attention", "must divide"),
     (lambda: call(keys=(2, 0, 7, 8), values=(2, 0, 7, 3)), "attention", "must divide"),
     (lambda: call(values=(2, 2, 6, 3)), "attention", "one value"),

@@ -124,8 +124,8 @@ def test_every_mask_of_headloom_is_here() -> None:
         (torch.zeros(3, 4), "Own.block: gave torch.float32; expected a tensor of bool"),
         ([[True]], "Own.block: gave list; expected a tensor of bool"),
         (torch.ones(2, 4).bool(), r"Own.block: gave \(2, 4\) for [13] rows and 4 keys; expected"),
-        (torch.ones(3, 3).bool(), "what broadcasts to .batch, heads, rows, keys."),
-        (torch.ones(1, 1, 1, 3, 4).bool(), "what broadcasts to"),
+        (torch.ones(3, 3).bool(), "a shape that broadcasts to .batch, heads, rows, keys."),
+        (torch.ones(1, 1, 1, 3, 4).bool(), "a shape that broadcasts to"),
     ],
 )
 def test_blocks_that_are_no_cells(block: Any, message: str) -> None:

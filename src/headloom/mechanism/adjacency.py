@@ -1,4 +1,4 @@
-"""The mask of attention on a graph, from its adjacency matrix or from its edges."""
+"""Mask of attention on a graph, from its adjacency matrix or from its edges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours(Mask):
-    """Query i looks at the keys that row i of a sparse adjacency matrix (CSR) names."""
+    """Mask from a sparse adjacency matrix (CSR): row i lists the visible keys of query i."""
 
     row_starts: Tensor
     columns: Tensor
@@ -30,7 +30,7 @@ class Neighbours(Mask):
         if rows.stop >= len(self.row_starts) or keys != self.keys:
             self._refuse(rows.stop, keys)
         starts, columns = self.row_starts, self.columns
-        if len(rows) + 1 < len(starts):  # (a program that is exported knows the edges of all)
+        if len(rows) + 1 < len(starts):  # (never in an exported program, which takes all rows)
             starts = starts[rows.start : rows.stop + 1]
             columns = columns[int(starts[0]) : int(starts[-1])]
         row = torch.repeat_interleave(
@@ -55,23 +55,23 @@ class Neighbours(Mask):
         raise ShapeError(
             f"neighbours: the adjacency matrix is ({len(self.row_starts) - 1}, {self.keys}), the "
             f"call has {queries} queries and {keys} keys. Give a row for each query and a column "
-            "for each key; give nodes= with an edge_index."
+            "for each key; with an edge_index, give nodes=."
         )
 
 
 def neighbours(
     adjacency: Tensor | np.ndarray | sparray | spmatrix, nodes: int | None = None
 ) -> Neighbours:
-    """Query i looks at the keys j with ``adjacency[i, j] != 0``: attention on a graph.
+    """Return a mask that shows query i the keys j with ``adjacency[i, j] != 0``.
 
     Args:
         adjacency: a SciPy sparse array or matrix, a dense or sparse torch tensor, or a NumPy array,
-            (queries, keys). Kept as compressed rows; no dense copy is made. With nodes=, the
+            (queries, keys). Stored as compressed rows; no dense copy is made. With nodes=, the
             `edge_index` of PyTorch Geometric, integers (2, edges): row 0 holds sources j, row 1
-            targets i, and messages flow from j to i, so that query i looks at key j.
-        nodes: of the graph, where ``adjacency`` is an edge_index.
+            targets i, and messages flow from j to i, so that query i attends to key j.
+        nodes: number of nodes of the graph, if ``adjacency`` is an edge_index.
 
-    Raises: InputError: neither of these; an edge names a node that is not there.
+    Raises: InputError: another type; an edge with a node that does not exist.
 
     >>> import scipy.sparse
     >>> ring = scipy.sparse.csr_array([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
@@ -98,19 +98,19 @@ def neighbours(
     if nodes is None and shape[0] == 2 and whole:
         raise InputError(
             f"neighbours: integers of shape {tuple(shape)} may be an edge_index or the adjacency "
-            "matrix of two queries. Say nodes=N for the first, give adjacency != 0 for the second."
+            "matrix of two queries. Give nodes=N for the first, adjacency != 0 for the second."
         )
     if isinstance(adjacency, Tensor):
         adjacency = adjacency.detach().cpu()
         if adjacency.layout != torch.strided:
             coo = adjacency.to_sparse().coalesce()
-            there = _numbers(coo.values() != 0), tuple(_numbers(coo.indices()))
-            cells = scipy.sparse.csr_array(there, shape=shape)
+            entries = _numbers(coo.values() != 0), tuple(_numbers(coo.indices()))
+            cells = scipy.sparse.csr_array(entries, shape=shape)
         else:
             cells = _numbers(adjacency != 0 if nodes is None else adjacency)
     if nodes is not None:
         cells = _of_edges(cells, whole_number("neighbours", "nodes", nodes, 0))
-    # A copy: what follows changes the matrix, which is the caller's.
+    # A copy: the matrix, which is the caller's, is changed below.
     compressed = scipy.sparse.csr_array(cells, copy=True)
     compressed.sum_duplicates()
     compressed.eliminate_zeros()
@@ -122,13 +122,13 @@ def neighbours(
 
 
 def _numbers(tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor on the CPU, also inside a transform of torch.func, which wraps it."""
+    """Return a CPU tensor as an array, also inside a torch.func transform, which wraps tensors."""
     with torch._C._DisableFuncTorch():
         return tensor.numpy()
 
 
 def _of_edges(edges: object, nodes: int) -> coo_array:
-    """The adjacency matrix of an edge_index."""
+    """Return the adjacency matrix of an edge_index."""
     from scipy.sparse import coo_array
 
     if not isinstance(edges, np.ndarray) or edges.dtype.kind not in "iu" or len(edges) != 2:

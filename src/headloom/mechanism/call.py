@@ -1,4 +1,4 @@
-"""One attention call: what every backend receives and gives, and the checks at its door."""
+"""Arguments and results of one attention call, and the checks of its inputs."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ from headloom.mechanism.shapes import (
 
 #: Tensors by their names; those of a graph have a batch dimension.
 Results = dict[str, Tensor]
-#: Results that have a row for each query, and those of keys.
+#: Results with a row for each query; all results.
 PER_ROW = ("output", *TENSORS[:-3])
 NAMES = ("output", *TENSORS)
-#: Those without a gradient.
+#: Results without a gradient.
 CONSTANT = ("keys", "count", "received_most")
-#: The score of a call that names none: it has no parameters to check.
+#: Default score: it has no parameters to check.
 _SCALED_DOT = ScaledDot()
-#: The largest number of float32, in which half precision is computed too.
+#: The largest number of float32; half precision is computed in float32 too.
 _LARGEST = torch.finfo(torch.float32).max
 _STRIDED = torch.strided
-#: What the errors call the tensors of a call.
+#: Names of the tensors in error messages.
 _NAMES = ("queries", "keys", "values")
 
 
 @dataclass(eq=False, slots=True)
 class AttentionCall:
-    """The arguments of one attention call, with a batch dimension and every default filled in.
+    """Arguments of one attention call, with a batch dimension and every default filled in.
 
-    Never changed; not frozen, since a frozen class takes three times as long to make.
+    Not changed after construction; not frozen, since a frozen class takes three times as long to
+    construct.
 
     The scores of a call are
 
         softcap(scale * (score(q, k) + relative key scores)) + relative bias + bias
 
-    with minus infinity where the mask hides a key. A cap comes before the biases, so that a bias
-    of minus infinity hides a key for good.
+    with minus infinity for masked keys. The softcap comes before the biases, so that a bias of
+    minus infinity masks a key.
     """
 
     queries: Queries
@@ -67,24 +68,24 @@ class AttentionCall:
     softcap: float | None = None
     sinks: Tensor | None = None  # (heads,)
     dropout: float = 0.0
-    #: What is kept beside the output; None: nothing.
+    #: What is kept besides the output; None: nothing.
     keep: Keep | None = None
-    #: None: nobody asks what keys receive; else of how many last queries by themselves, 0 for none.
+    #: Number of last queries for `received_last`, 0 for none; None: no sums over columns.
     received: int | None = None
 
     @property
     def heads(self) -> int:
-        """Heads of the queries."""
+        """Number of query heads."""
         return self.queries.shape[1]
 
     @property
     def places(self) -> int:
-        """Places for a row's edges in the graph; -1: no graph is kept."""
+        """Slots for the edges of a row in the graph; -1: no graph is kept."""
         return self.keep.places(self.keys.shape[2]) if isinstance(self.keep, Top) else -1
 
     @property
     def symmetric(self) -> bool:
-        """Whether score(i, j) = score(j, i): one sequence looks at itself by a symmetric score."""
+        """Whether score(i, j) = score(j, i): self-attention with a symmetric score."""
         return (
             self.queries is self.keys
             and self.score.symmetric
@@ -94,19 +95,19 @@ class AttentionCall:
 
 
 def graph_of(call: AttentionCall, results: Results) -> AttentionGraph:
-    """The graph of a call with these results."""
+    """Return the graph of a call with these results."""
     fields: dict[str, Any] = {name: results.get(name) for name in TENSORS}
     fields["length"], fields["symmetric"] = call.keys.shape[2], call.symmetric
-    if torch.compiler.is_compiling():  # which before torch 2.11 is all that the compiler reads
+    if torch.compiler.is_compiling():  # before torch 2.11 the compiler reads only this
         return AttentionGraph(**fields)
-    # Not by its __init__: of a frozen class that sets the fields one by one, in 3 microseconds.
+    # Without __init__, which in a frozen class takes 3 microseconds to set the fields one by one.
     graph = AttentionGraph.__new__(AttentionGraph)
     vars(graph).update(fields)
     return graph
 
 
 def check_tensors(operation: str, queries: object, keys: object, values: object) -> None:
-    """Raise an InputError where queries, keys or values are no tensor."""
+    """Raise an InputError if queries, keys or values are no tensor."""
     if isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor):
         return
     for name, tensor in zip(_NAMES, (queries, keys, values), strict=True):
@@ -134,7 +135,7 @@ def checked_call(
     keep: Keep | None = None,
     received: int | None = None,
 ) -> AttentionCall:
-    """The call with a batch dimension and its defaults filled in, or an error that says why not."""
+    """Check the arguments; return the call with a batch dimension and its defaults filled in."""
     if not (score is None and relative is None and bias is None and sinks is None):
         if score is not None and not isinstance(score, Score):
             raise InputError(
@@ -175,8 +176,8 @@ def checked_call(
             f"{operation}: the sinks are {describe(sinks)}; expected one logit a head, ({heads},)."
         )
     if softcap is not None and queries.dtype != torch.float64:
-        # Beyond these a cap is infinite or 0 in float32. Scores under the one are 0 to a softmax,
-        # the other bends none.
+        # Outside this range a softcap is 0 or infinite in float32. Below it all scores are equal to
+        # a softmax; above it no score changes.
         softcap = None if softcap > 1e30 else max(softcap, 1e-30)
     scale = score.default_scale(depth) if scale is None else float(scale)
     return AttentionCall(
@@ -188,12 +189,12 @@ def checked_call(
 def _check_numbers(
     operation: str, scale: float | None, softcap: float | None, dropout: float, dtype: torch.dtype
 ) -> None:
-    """Raise an InputError where one is no finite number, or not in its range."""
+    """Raise an InputError if a number is not finite or out of its range."""
     size = 0.0 if scale is None else abs(finite_number(operation, "scale", scale))
     if size > _LARGEST and dtype != torch.float64:
         raise InputError(
-            f"{operation}: scale={scale}; expected a number that float32 holds, {_LARGEST:.2g} at "
-            "most. Give float64 tensors for a larger one."
+            f"{operation}: scale={scale}; expected a number that fits float32, {_LARGEST:.2g} at "
+            "most. For a larger one, use float64 tensors."
         )
     if softcap is not None and finite_number(operation, "softcap", softcap) <= 0:
         raise InputError(f"{operation}: softcap={softcap}; expected a number above 0, or None.")
@@ -204,7 +205,7 @@ def _check_inputs(
     operation: str, queries: Queries, keys: Keys, values: Values, same_depth: bool
 ) -> None:
     """Raise an error unless queries, keys and values can enter one attention call."""
-    # (Of what is right nothing more is asked: a call of a few microseconds feels it.)
+    # (Valid tensors need no further checks, which would slow calls of a few microseconds.)
     dtype = queries.dtype
     if not (
         queries.layout is keys.layout is values.layout is _STRIDED
@@ -226,11 +227,11 @@ def _check_inputs(
     if not (batch == key_batch == value_batch):
         wrong = f"batches of {batch}, {key_batch} and {value_batch}", "Give all the same batch."
     elif kv_heads != value_heads:
-        wrong = f"keys have {kv_heads} heads, values {value_heads}", "Both share their heads."
+        wrong = f"keys have {kv_heads} heads, values {value_heads}", "Give both the same number."
     elif kv_heads == 0 or heads % kv_heads:
-        wrong = f"{heads} heads of queries over {kv_heads} of keys", "The second must divide them."
+        wrong = f"{heads} query heads, {kv_heads} key heads", "The second must divide the first."
     elif length != value_length:
-        wrong = f"{length} keys, {value_length} values", "Each key has one value."
+        wrong = f"{length} keys, {value_length} values", "Each key needs one value."
     elif same_depth and depth != key_depth:
         wrong = f"queries have depth {depth}, keys {key_depth}", "Project both to one depth."
     if wrong is not None:
@@ -239,7 +240,7 @@ def _check_inputs(
 
 
 def _refuse_kinds(operation: str, *tensors: Tensor) -> None:
-    """Raise the error that names the first tensor of no kind that is taken, or all three types."""
+    """Raise the error for the first tensor of an unsupported kind, or for the three dtypes."""
     for name, tensor in zip(_NAMES, tensors, strict=True):
         real_tensor(operation, f"the tensor of {name}", tensor)
         if tensor.ndim != 4:
@@ -255,7 +256,7 @@ def _refuse_kinds(operation: str, *tensors: Tensor) -> None:
 
 
 def _fitting_bias(operation: str, bias: Tensor, expected: tuple[int, int, int, int]) -> Tensor:
-    """A bias with four dimensions, each that of the scores or 1."""
+    """Return the bias with four dimensions, each the size of the scores or 1."""
     if bias.dtype == torch.bool:
         raise InputError(f"{operation}: the bias is bool. Give it as mask=.")
     sizes = (1,) * (4 - bias.ndim) + tuple(bias.shape)

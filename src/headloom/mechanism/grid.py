@@ -1,4 +1,4 @@
-"""Positions that are places of an image."""
+"""Positions of the patches of an image."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows and columns of patches or pixels, row by row, after what stands before them.
+    """Rows and columns of patches or pixels, in row-major order, after special tokens.
 
-    before: how many tokens stand before them: a class token, a distillation token, registers.
-    distilled: whether there is a distillation token, which DeiT has; classed: a class token.
+    before: number of special tokens before the patches: class token, distillation token, registers.
+    distilled: whether there is a distillation token, as in DeiT; classed: a class token.
 
     >>> Grid(2, 2, before=1).names()
     ['[CLS]', 'patch 0,0', 'patch 0,1', 'patch 1,0', 'patch 1,1']
@@ -28,22 +28,22 @@ class Grid:
 
     @property
     def length(self) -> int:
-        """How many positions there are."""
+        """Number of positions."""
         return self.before + self.rows * self.columns
 
     def names(self) -> list[str]:
-        """A name a position."""
+        """Return a name for each position."""
         first = ["[CLS]"] * self.classed + ["[DISTILLATION]"] * self.distilled
         registers = [f"[REGISTER {i}]" for i in range(1, self.before - len(first) + 1)]
         before = [*first, *registers][: self.before]
         return [*before, *(f"patch {row},{column}" for row, column in self._cells())]
 
     def places(self) -> dict[str, list[int]]:
-        """The row and the column of each position, -1 for what stands before them."""
-        none, cells = [-1] * self.before, self._cells()
+        """Return the row and the column of each position, -1 for special tokens."""
+        special, cells = [-1] * self.before, self._cells()
         return {
-            "rows": none + [row for row, _ in cells],
-            "columns": none + [column for _, column in cells],
+            "rows": special + [row for row, _ in cells],
+            "columns": special + [column for _, column in cells],
         }
 
     def _cells(self) -> list[tuple[int, int]]:

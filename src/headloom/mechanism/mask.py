@@ -1,10 +1,10 @@
-"""`Mask`: a rule that says which keys a query may look at, and what can be asked of every mask.
+"""`Mask`: which keys each query may attend to; combinations of masks and masks from tensors.
 
-A mask is a rule, not a matrix: it is asked for a block of rows at a time, so that a causal mask
-over 100,000 tokens costs nothing. Rules combine by ``&``, ``|`` and ``~``.
+A mask is a rule, not a matrix: it is computed one block of rows at a time, so that a causal mask
+over 100,000 tokens costs nothing. Masks combine by ``&``, ``|`` and ``~``.
 
-A new mask is a class with `block`. Everything else has a default, right for any mask. A mask that
-knows its ranges overrides `bounds`, and the kernels then skip the keys that it hides.
+A new mask is a class with `block`; everything else has a default that is right for any mask. A mask
+made of ranges overrides `bounds`, so that the kernels skip the hidden keys.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 from headloom.errors import Hints, InputError, ShapeError
 from headloom.mechanism.shapes import describe, in_words, real_tensor
 
-#: Cells of a mask that are looked at together.
+#: Cells of a mask that are computed together.
 BLOCK_CELLS = 2**24
 
 
 class Mask(ABC, Hints):
-    """A rule that says which keys a query may look at.
+    """Rule for the keys that each query may attend to.
 
-    Rules combine: ``a & b`` may look where both allow it, ``a | b`` where one does, ``~a`` where a
-    does not. One of your own is a class with `block`:
+    Masks combine: ``a & b`` shows the keys that both show, ``a | b`` those that one of them shows,
+    ``~a`` those that a hides. To write your own, subclass Mask and define `block`:
 
     >>> import headloom
     >>> class EverySecond(headloom.Mask):
@@ -43,30 +43,30 @@ class Mask(ABC, Hints):
     _elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
         ("shape", "numpy", "float", "bool", "to", "logical_not"), "dense(queries, keys), a tensor"
     )
-    #: Whether it may differ from head to head.
+    #: Whether it may differ between heads.
     by_head: ClassVar[bool] = True
-    #: NumPy leaves ``array & mask`` to the mask, which says what it takes.
+    #: NumPy leaves ``array & mask`` to the mask, whose error names the types it takes.
     __array_ufunc__ = None
 
     @abstractmethod
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """Some rows of the mask, on a device.
+        """Return some rows of the mask, on a device.
 
-        Returns: bool, broadcastable to (batch, heads, rows, keys); True = may look.
+        Returns: bool, broadcastable to (batch, heads, rows, keys); True = visible.
         """
 
     def cells(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """Some rows of the mask, `block` with four dimensions.
+        """Return some rows of the mask: `block`, checked, with four dimensions.
 
         Returns: bool, (batch or 1, heads or 1, rows or 1, keys or 1).
-        Raises: InputError, ShapeError: `block` gave no bool tensor of these sizes.
+        Raises: InputError, ShapeError: `block` returned no bool tensor of these sizes.
         """
         block = self.block(rows, keys, device)
         name = f"{type(self).__name__}.block"
         if not isinstance(block, Tensor) or block.dtype != torch.bool:
-            given = block.dtype if isinstance(block, Tensor) else type(block).__name__
-            raise InputError(f"{name}: gave {given}; expected a tensor of bool, True = may look.")
-        # A program that is compiled for any length has no sizes yet.
+            kind = block.dtype if isinstance(block, Tensor) else type(block).__name__
+            raise InputError(f"{name}: gave {kind}; expected a tensor of bool, True = visible.")
+        # In a program compiled for dynamic lengths the sizes are not known yet.
         fits = torch.compiler.is_compiling() or all(
             size in (1, want)
             for size, want in zip(block.shape[::-1], (keys, len(rows)), strict=False)
@@ -74,14 +74,14 @@ class Mask(ABC, Hints):
         if block.ndim > 4 or not fits:
             raise ShapeError(
                 f"{name}: gave {describe(block)} for {len(rows)} rows and {keys} keys; expected "
-                "what broadcasts to (batch, heads, rows, keys)."
+                "a shape that broadcasts to (batch, heads, rows, keys)."
             )
         return block.reshape((1,) * (4 - block.ndim) + tuple(block.shape))
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """Raise a ShapeError where the mask does not fit a call of these sizes.
+        """Raise a ShapeError if the mask does not fit a call of these sizes.
 
-        By its first row, where a class knows no better.
+        By default only the first row is checked.
         """
         if torch.compiler.is_compiling() or not queries:
             return
@@ -89,19 +89,19 @@ class Mask(ABC, Hints):
         if sizes[0] not in (1, batch) or sizes[1] not in (1, heads):
             raise ShapeError(
                 f"{type(self).__name__}.block: gave cells for a batch of {sizes[0]} and "
-                f"{sizes[1]} heads; the call has a batch of {batch} and {heads} heads. Give one "
-                "for each, or one for all."
+                f"{sizes[1]} heads; the call has a batch of {batch} and {heads} heads. Return "
+                "cells for each, or size 1 for all."
             )
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
-        """The mask as ranges, which the kernels read, and what is left cell by cell."""
+        """Return the mask as ranges for the kernels, and the rest as cells."""
         return KeyRanges(rest=self)
 
     def ranges(self, queries: int, keys: int, sample: int = 0) -> Tensor | None:
-        """The first key of each query and the end of its keys, for one sequence of a batch.
+        """Return the first key of each query and the end of its keys, for one input of a batch.
 
-        Returns: int64, (2, queries), 0 and 0 for a query without keys. None: some query sees keys
-        that are not side by side, or heads differ.
+        Returns: int64, (2, queries), 0 and 0 for a query without keys. None: the keys of some query
+        are not contiguous, or heads differ.
 
         >>> import headloom
         >>> (headloom.causal() & headloom.padding([3])).ranges(4, 4)
@@ -122,18 +122,18 @@ class Mask(ABC, Hints):
         return torch.cat(parts, 1)
 
     def transposed(self, queries: int, keys: int) -> Mask:
-        """The mask with a row for each key: whether query i may look at key j, at (j, i).
+        """Return the transposed mask: cell (j, i) tells whether query i sees key j.
 
-        queries, keys: sizes of the call whose mask it is.
+        queries, keys: sizes of the call before it is transposed.
         """
         return Explicit(self.dense(queries, keys).transpose(-2, -1))
 
     def of_head(self, head: int) -> Mask:
-        """The mask of one head, for a call of that head alone."""
+        """Return the mask of one head, for a call with this head only."""
         return _OfHead(self, head) if self.by_head else self
 
     def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-        """The whole mask, broadcastable to (batch, heads, queries, keys).
+        """Return the whole mask, broadcastable to (batch, heads, queries, keys).
 
         >>> import headloom
         >>> headloom.window(1, 0).dense(3, 3)[0, 0].int()
@@ -161,12 +161,12 @@ class Mask(ABC, Hints):
 
 @dataclass(frozen=True, eq=False)
 class KeyRanges:
-    """The keys that queries may look at, as ranges; each part that is not None hides the others.
+    """Visible keys of each query as ranges: the intersection of all parts that are not None.
 
     band         query i sees keys ``i + band[0]`` to ``i + band[1]``
     by_sequence  first key and end for each sequence, int64, (2, batch or 1)
     by_query     first key and end for each query, int64, (2, 1, queries)
-    rest         a mask that hides more, cell by cell; None: the ranges say it all
+    rest         a mask that hides more, cell by cell; None: the ranges are the whole mask
     """
 
     band: tuple[int, int] | None = None
@@ -175,8 +175,8 @@ class KeyRanges:
     rest: Mask | None = None
 
     def narrowed_by(self, other: KeyRanges) -> KeyRanges:
-        """The keys that lie in the ranges of both."""
-        # (No operators: the compiler of torch before 2.9 knows none of frozen classes.)
+        """Return the intersection of both."""
+        # (No operators: before torch 2.9 the compiler does not support those of frozen classes.)
         band = self.band or other.band
         if self.band and other.band:
             band = max(self.band[0], other.band[0]), min(self.band[1], other.band[1])
@@ -191,7 +191,7 @@ class KeyRanges:
         )
 
     def of_sample(self, queries: int, keys: int, sample: int) -> Tensor:
-        """First key and end for each query of one sequence, (2, queries); 0 and 0 for no key."""
+        """Return first key and end of each query of one input, (2, queries); 0 and 0 if empty."""
         position = torch.arange(queries)
         first, end = torch.zeros_like(position), torch.full_like(position, keys)
         if self.band is not None:
@@ -199,30 +199,30 @@ class KeyRanges:
             end = (position + self.band[1] + 1).clamp(0, keys)
         ranges = torch.stack((first, end))
         if self.by_sequence is not None:
-            own = self.by_sequence[:, min(sample, self.by_sequence.shape[1] - 1), None]
-            ranges = _intersection(ranges, own.expand(2, queries))
+            keys_range = self.by_sequence[:, min(sample, self.by_sequence.shape[1] - 1), None]
+            ranges = _intersection(ranges, keys_range.expand(2, queries))
         if self.by_query is not None:
             ranges = _intersection(ranges, self.by_query[:, 0])
         return without_empty(ranges)
 
 
-def _intersection(one: Tensor, other: Tensor) -> Tensor:
-    return torch.stack((torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1])))
+def _intersection(a: Tensor, b: Tensor) -> Tensor:
+    return torch.stack((torch.maximum(a[0], b[0]), torch.minimum(a[1], b[1])))
 
 
-def _narrower(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return _intersection(one, other)
+def _narrower(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return _intersection(a, b)
 
 
 def without_empty(ranges: Tensor) -> Tensor:
-    """Ranges, (2, queries), in which a query without keys has 0 and 0."""
+    """Set ranges, (2, queries), of queries without keys to 0 and 0."""
     return ranges * (ranges[1] > ranges[0]).long()
 
 
 def _ranges_of_rows(mask: Mask, rows: range, keys: int, sample: int) -> Tensor | None:
-    """`Mask.ranges` of some rows, by their cells."""
+    """Compute `Mask.ranges` of some rows from their cells."""
     cells = mask.cells(rows, keys, torch.device("cpu"))
     cells = cells[min(sample, len(cells) - 1)]
     cells = cells.expand(len(cells), len(rows), keys)
@@ -231,17 +231,17 @@ def _ranges_of_rows(mask: Mask, rows: range, keys: int, sample: int) -> Tensor |
         return torch.zeros(2, len(rows), dtype=torch.int64)
     numbers = cells[0].to(torch.uint8)
     ends = torch.stack((numbers.argmax(1), keys - numbers.flip(1).argmax(1)))
-    apart = (count > 0) & (ends[1] - ends[0] != count)
+    gaps = (count > 0) & (ends[1] - ends[0] != count)
     heads_differ = (cells != cells[:1]).any()
-    return None if bool(apart.any() | heads_differ) else ends * (count > 0)
+    return None if bool(gaps.any() | heads_differ) else ends * (count > 0)
 
 
-class _Made(Mask):
-    """A mask made of masks, which are its fields."""
+class _Combined(Mask):
+    """Combination of the masks in its fields."""
 
     @property
     def parts(self) -> list[Mask]:
-        """The masks that it is made of."""
+        """Masks that are combined."""
         return [getattr(self, name) for name in type(self).__match_args__]  # type: ignore[attr-defined]
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
@@ -256,8 +256,8 @@ class _Made(Mask):
 
 
 @dataclass(frozen=True)
-class Both(_Made):
-    """May look where both masks allow it: ``first & second``."""
+class Both(_Combined):
+    """Intersection of two masks: ``first & second``."""
 
     first: Mask
     second: Mask
@@ -270,8 +270,8 @@ class Both(_Made):
 
 
 @dataclass(frozen=True)
-class Either(_Made):
-    """May look where one of the masks allows it: ``first | second``."""
+class Either(_Combined):
+    """Union of two masks: ``first | second``."""
 
     first: Mask
     second: Mask
@@ -281,8 +281,8 @@ class Either(_Made):
 
 
 @dataclass(frozen=True)
-class Not(_Made):
-    """May look where a mask does not allow it: ``~mask``."""
+class Not(_Combined):
+    """Complement of a mask: ``~mask``."""
 
     mask: Mask
 
@@ -292,7 +292,7 @@ class Not(_Made):
 
 @dataclass(frozen=True, eq=False)
 class Explicit(Mask):
-    """A mask given as a bool tensor, broadcastable to (batch, heads, queries, keys)."""
+    """Mask from a bool tensor, broadcastable to (batch, heads, queries, keys)."""
 
     allowed: Tensor
 
@@ -314,7 +314,7 @@ class Explicit(Mask):
 
 @dataclass(frozen=True, eq=False)
 class _OfHead(Mask):
-    """The mask of one head among those of a mask."""
+    """Mask of one head of a mask that differs between heads."""
 
     mask: Mask
     head: int
@@ -326,7 +326,7 @@ class _OfHead(Mask):
 
 
 def as_mask(mask: Mask | Tensor) -> Mask:
-    """A mask, or a bool tensor as a mask."""
+    """Return a mask as it is, a bool tensor as a mask."""
     if isinstance(mask, Mask):
         return mask
     if not isinstance(mask, Tensor):
@@ -337,7 +337,7 @@ def as_mask(mask: Mask | Tensor) -> Mask:
     real_tensor("mask", "the mask", mask)
     if mask.dtype != torch.bool:
         raise InputError(
-            f"mask: got a tensor of {mask.dtype}; expected bool, True = may look. For numbers that "
+            f"mask: got a tensor of {mask.dtype}; expected bool, True = visible. For numbers that "
             "are added to the scores, use bias=."
         )
     if not 2 <= mask.ndim <= 4:

@@ -1,4 +1,4 @@
-"""The masks: windows, causal ones among them, padding, and a range of keys for each query.
+"""Masks: windows (causal masks are windows), padding, and a range of keys for each query.
 
     >>> (causal() & padding([3])).dense(4, 4)[0, 0].int()
     tensor([[1, 0, 0, 0],
@@ -6,7 +6,7 @@
             [1, 1, 1, 0],
             [1, 1, 1, 0]], dtype=torch.int32)
 
-What can be asked of each, and masks made of others, are in `headloom.mechanism.mask`.
+The base class and combinations of masks are in `headloom.mechanism.mask`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from headloom.mechanism.mask import Mask as Mask
 from headloom.mechanism.mask import as_mask as as_mask
 from headloom.mechanism.shapes import FARTHEST, describe, whole_number
 
-#: What functions take for a mask; None: every query may look at every key.
+#: Type of mask arguments; None: every query sees every key.
 MaskLike = Mask | Tensor | Literal["causal"] | None
 
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """Query i looks at keys from ``i + offset - left`` to ``i + offset + right``; None = open."""
+    """Mask to keys ``i + offset - left`` to ``i + offset + right`` of query i; None = open."""
 
     left: int | None
     right: int | None
@@ -39,16 +39,16 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         offset = whole_number("window", "offset", self.offset)
-        object.__setattr__(self, "offset", offset)  # NumPy's whole numbers become Python's
+        object.__setattr__(self, "offset", offset)  # as a Python int
         for name, size in (("left", self.left), ("right", self.right)):
             if size is not None:
                 keys = whole_number("window", name, size, 0, None)
-                # No key lies as far as this from any position: the side is open, and a number of 64
-                # bits holds every sum of position, offset and side.
+                # No key is this far from any position, so the side is open; sums of position,
+                # offset and side then fit 64 bits.
                 object.__setattr__(self, name, None if keys > 4 * FARTHEST else keys)
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """It fits every call."""
+        """Accept every call."""
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         position = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.offset
@@ -71,7 +71,7 @@ class Window(Mask):
 
 
 def ends_before(mask: Mask | Tensor, position: int) -> bool:
-    """Whether the window of a mask ends before some position for the first query."""
+    """Whether the first query of a window sees only keys before a position."""
     if isinstance(mask, Both):
         return ends_before(mask.first, position) or ends_before(mask.second, position)
     if not isinstance(mask, Window) or mask.right is None:
@@ -79,29 +79,29 @@ def ends_before(mask: Mask | Tensor, position: int) -> bool:
     return mask.offset + mask.right < position
 
 
-def _extreme(lengths: Tensor, of: Callable[[Tensor], Tensor]) -> int | None:
-    """The least or the largest; None: there is none, or no number yet."""
+def _extreme(lengths: Tensor, function: Callable[[Tensor], Tensor]) -> int | None:
+    """Return the smallest or largest length; None if there is none or it is not known yet."""
     if not lengths.numel() or torch.compiler.is_compiling():
         return None
     try:
-        return int(of(lengths))
+        return int(function(lengths))
     except RuntimeError:
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Padding(Mask):
-    """Keys that are padding are never looked at.
+    """Mask that hides padding.
 
-    real: how many keys of each sequence are real ones, the first ones, integers, (batch,); or which
-        ones, bool, (batch, keys).
+    real: number of real keys at the start of each sequence, integers, (batch,); or flags of the
+        real keys, bool, (batch, keys).
     """
 
     real: Tensor
     by_head = False
 
     def marked(self, keys: int, device: torch.device) -> Tensor:
-        """Which keys of each sequence are real ones: bool, (batch or 1, keys)."""
+        """Return flags of the real keys of each sequence: bool, (batch or 1, keys)."""
         real = self.real.to(device)
         if real.dtype == torch.bool:
             return real
@@ -145,18 +145,18 @@ class Padding(Mask):
         most = _extreme(self.real, Tensor.max)
         if most is not None and most > keys:
             raise ShapeError(
-                f"padding: a length is {most}, the call has {keys} keys. A sequence has as many "
-                "real keys as there are, or fewer."
+                f"padding: a length is {most}, the call has {keys} keys. A sequence has {keys} "
+                "real keys or fewer."
             )
 
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Mask):
-    """Query i looks at the keys from ``first[i]`` up to, without, ``end[i]``; int64, (queries,)."""
+    """Mask to keys ``first[i]`` to ``end[i] - 1`` of query i; int64, (queries,)."""
 
     first: Tensor
     end: Tensor
-    #: How many keys the call must have; None: any number.
+    #: Number of keys that the call must have; None: any.
     keys: int | None = None
     by_head = False
 
@@ -174,8 +174,8 @@ class Ranges(Mask):
         first, end = self.first[:queries].contiguous(), self.end[:queries].contiguous()
         if bool((first.diff() < 0).any() or (end.diff() < 0).any() or (first > end).any()):
             return super().transposed(queries, keys)
-        # Both rise: key j is seen from the first query whose keys end after it to the last one
-        # whose keys begin at it or before.
+        # Both are sorted: key j is visible from the first query whose keys end after j to the last
+        # query whose keys start at j or before.
         key = torch.arange(keys, device=first.device)
         return Ranges(
             torch.searchsorted(end, key, right=True), torch.searchsorted(first, key, right=True)
@@ -195,10 +195,10 @@ class Ranges(Mask):
 
 
 def causal(offset: int = 0) -> Mask:
-    """Query i looks at keys 0 to ``i + offset``.
+    """Return a mask to keys 0 to ``i + offset`` of query i.
 
-    offset: the position of the first query among the keys: 0 where both begin together (as in
-    torch's ``is_causal``), ``keys - queries`` where the queries are the last ones (a cache).
+    offset: the position of the first query among the keys: 0 if both start together (as in torch's
+    ``is_causal``), ``keys - queries`` if the queries are the last positions (a cache).
 
     >>> causal().dense(2, 3)[0, 0].int()
     tensor([[1, 0, 0],
@@ -211,21 +211,21 @@ def causal(offset: int = 0) -> Mask:
 
 
 def read_mask(mask: MaskLike, is_causal: bool = False, offset: int = 0) -> Mask | None:
-    """The mask that a function was given; of a mask and is_causal, both hide.
+    """Return the mask that the arguments `mask` and `is_causal` describe: their intersection.
 
-    offset: of the causal mask that "causal" and is_causal are.
+    offset: position of the first query, for "causal" and is_causal.
     """
     if isinstance(mask, str) and mask == "causal":
         mask, is_causal = None, True
     rule = None if mask is None else as_mask(mask)
-    ahead = causal(offset) if is_causal else None
-    if ahead is None or rule is None:
-        return rule if ahead is None else ahead
-    return ahead & rule
+    triangle = causal(offset) if is_causal else None
+    if triangle is None or rule is None:
+        return rule if triangle is None else triangle
+    return triangle & rule
 
 
 def window(left: int | None, right: int | None, offset: int = 0) -> Mask:
-    """Query i looks at ``left`` keys before it, itself and ``right`` keys after it.
+    """Return a mask to ``left`` keys before each query, itself and ``right`` keys after it.
 
     None leaves a side open: ``window(None, 0)`` is causal, ``window(0, None)`` anti-causal.
     offset: the position of the first query among the keys, as for `causal`.
@@ -234,17 +234,17 @@ def window(left: int | None, right: int | None, offset: int = 0) -> Mask:
 
 
 def _lengths_of(lengths: Sequence[int] | Tensor | int) -> Tensor:
-    """Lengths of sequences as a tensor; those of none are whole numbers too."""
+    """Return lengths of sequences as a tensor; an empty list as integers."""
     tensor = torch.as_tensor(lengths)
     empty = tensor.shape == (0,) and not isinstance(lengths, Tensor)
     return tensor.long() if empty else tensor
 
 
 def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
-    """Keys past the end of their sequence are never looked at.
+    """Return a mask that hides padding.
 
     lengths: the number of real keys of each sequence, (batch,); or a bool tensor (batch, keys),
-    True = a real key, for padding on the left or in between. An empty list is of no sequence.
+    True = a real key, for padding on the left or in between. An empty list: no sequences.
 
     >>> padding([1, 3]).dense(1, 3)[:, 0, 0].int()
     tensor([[1, 0, 0],
@@ -270,10 +270,9 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
 def packed(
     query_lengths: Sequence[int] | Tensor, key_lengths: Sequence[int] | Tensor | None = None
 ) -> Mask:
-    """Sequences laid end to end in one, without padding: each sees itself alone.
+    """Return a mask for concatenated sequences without padding: each sees only itself.
 
-    query_lengths: the number of queries of each sequence, [] of none. key_lengths: of keys, if
-    others.
+    query_lengths: number of queries of each sequence. key_lengths: number of keys, if different.
     ``causal() & packed(lengths)`` is causal within each sequence.
 
     >>> packed([1, 2]).dense(3, 3)[0, 0].int()

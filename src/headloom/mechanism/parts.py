@@ -1,4 +1,4 @@
-"""Scores and positions with some of their fields changed."""
+"""Copies of scores, positions and other dataclasses with some fields changed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Part = TypeVar("Part")
 
 
 def changed(part: Part, **changes: object) -> Part:
-    """A frozen dataclass with other values for some of its fields."""
+    """Return a copy of a frozen dataclass with some fields changed."""
     dataclass: Any = part
-    different: Part = replace(dataclass, **changes)
-    return different
+    copied: Part = replace(dataclass, **changes)
+    return copied
 
 
 def with_tensors(part: Part, change: Callable[[Tensor], Tensor]) -> Part:
-    """A copy of an object whose fields that are tensors are changed; None stays None."""
-    if is_dataclass(part):  # with slots, or with a dictionary that also holds what was worked out
+    """Return a copy of an object with a function applied to its tensor fields; None stays None."""
+    if is_dataclass(part):  # with slots, or with a __dict__ that also holds cached properties
         values = {field.name: getattr(part, field.name) for field in fields(part)}
     else:
         values = getattr(part, "__dict__", {})
@@ -31,23 +31,23 @@ def with_tensors(part: Part, change: Callable[[Tensor], Tensor]) -> Part:
         return part
     if is_dataclass(part):
         return changed(part, **{name: change(tensor) for name, tensor in tensors.items()})
-    other = copy(part)
+    copied = copy(part)
     for name, tensor in tensors.items():
-        setattr(other, name, change(tensor))
-    return other
+        setattr(copied, name, change(tensor))
+    return copied
 
 
 def without_float64(device: torch.device) -> bool:
-    """Whether a device has no numbers of 64 bits with fractions, as those of Apple."""
+    """Whether a device has no float64, as Apple's."""
     return device.type == "mps"
 
 
 def in_float64(tensor: Tensor) -> Tensor:
-    """A tensor in float64: where it is, or on the CPU if its device has no such numbers."""
+    """Return a tensor in float64, on its device or, if that has no float64, on the CPU."""
     return (tensor.cpu() if without_float64(tensor.device) else tensor).double()
 
 
 def with_float_tensors(part: Part) -> Part:
-    """The same with every half-precision tensor in float32."""
+    """Return a copy of an object with half-precision tensors in float32."""
     half = (torch.float16, torch.bfloat16)
     return with_tensors(part, lambda tensor: tensor.float() if tensor.dtype in half else tensor)

@@ -1,8 +1,8 @@
-"""The attention of this installation held against float64.
+"""Self-check: the attention of this installation compared with float64.
 
-Every instruction set that this processor runs answers the same small calls, forward and backward,
-and so does torch; the formula in float64 answers them too. The tests hold far more; this finds a
-build, a processor or a torch that computes something else.
+Every instruction set of this processor, and torch, computes the same small calls, forward and
+backward; the results are compared with the formula in float64. The tests cover far more; this finds
+a broken build, processor or torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.masks import causal
 from headloom.mechanism.reference import call as reference
 
-#: How many edges of each row are compared.
+#: Number of edges compared in each row.
 KEPT = 8
 #: Name; batch, heads, key/value heads, queries, keys and depth; type; whether it has further rules.
 _CASES = (
@@ -33,10 +33,10 @@ _CASES = (
 
 @dataclass(frozen=True)
 class Check:
-    """What one backend, an instruction set or "torch", made of one call.
+    """Result of one backend (an instruction set, or "torch") on one call.
 
-    error: the largest difference from float64, in the result `worst`, as a share of what rounding
-        may cause: 1 at most.
+    error: the largest difference from float64, as a fraction of the allowed rounding error: 1 at
+        most. worst: the result that has it.
     """
 
     backend: str
@@ -46,18 +46,18 @@ class Check:
 
 
 def check_attention() -> Iterator[Check]:
-    """Hold all backends that this machine has against the reference, call by call."""
+    """Compare all backends of this machine with the reference, call by call."""
     for number, (name, sizes, dtype, rules) in enumerate(_CASES):
         call = _call(sizes, dtype, rules, torch.Generator().manual_seed(number))
         exact, every_weight = _exact(call)
-        # Numbers of size 1 that are rounded some times; a sum of hundreds of them in a gradient.
+        # For numbers about 1 that are rounded several times, and gradients that sum hundreds.
         bound = 3e-5 if dtype == torch.float32 else 2e-2
         for backend in (*compiled.instruction_sets(), "torch"):
             output, graph = _attend(call, backend)
             results = {
                 "output": output, "log-sum-exp": graph.lse, "entropy": graph.entropy,
                 "rest": graph.rest, "weights": graph.weights,
-                # What the kept keys weigh: which of two equal ones is free.
+                # The weights of the kept keys: in a tie the choice of the key is free.
                 "keys": every_weight.gather(-1, graph.keys.clamp(min=0).long()) * (graph.keys >= 0),
             }  # fmt: skip
             shares = {
@@ -95,7 +95,7 @@ def _attend(call: AttentionCall, backend: str) -> tuple[Tensor, AttentionGraph]:
 
 
 def _exact(call: AttentionCall) -> tuple[dict[str, Tensor], Tensor]:
-    """The results by the formula in float64, and the weights of all edges."""
+    """Return the results by the formula in float64, and the weights of all edges."""
     leaves = {name: leaf.double() for name, leaf in _leaves(call).items()}
     raw = reference.scores_of_heads(leaves["queries"], leaves["keys"], lambda q, k, head: q @ k.T)
     attended = reference.attend(
@@ -119,7 +119,7 @@ def _leaves(call: AttentionCall) -> dict[str, Tensor]:
 
 
 def _gradients(call: AttentionCall, output: Tensor, lse: Tensor) -> dict[str, Tensor]:
-    """Of sum(output * a) + sum(lse * b), with a and b that are the same for everyone."""
+    """Return the gradients of sum(output * a) + sum(lse * b); every call draws the same a and b."""
     generator = torch.Generator().manual_seed(7)
     by_output = torch.randn(output.shape, generator=generator).to(output)
     by_lse = torch.randn(lse.shape, generator=generator).to(lse)

@@ -1,7 +1,7 @@
-"""Measures of the learned matrices: how symmetric W_Q W_K^T is, how many directions it uses.
+"""Measures of the learned matrices: symmetry, directionality and effective rank of W_Q W_K^T.
 
-``M = W_Q W_K^T`` is the bilinear form behind a head's scores, x_i^T M x_j. It is width x width
-but has rank depth at most, so that every measure here works on the two factors alone.
+``M = W_Q W_K^T`` is the bilinear form of a head's scores, x_i^T M x_j. It is width x width but its
+rank is at most the depth, so that every measure here works on the two factors.
 """
 
 from __future__ import annotations
@@ -16,36 +16,35 @@ from headloom.mechanism.shapes import describe
 
 
 def finite(operation: str, matrix: Tensor) -> Tensor:
-    """The matrix itself; an InputError where a number is infinite or NaN: it has no spectrum."""
+    """Return the matrix; raise an InputError if a number in it is infinite or NaN."""
     if not bool(matrix.isfinite().all()):
         raise InputError(
-            f"{operation}: a matrix of {describe(matrix)} holds numbers that are infinite or NaN; "
-            "expected finite ones. Training that diverged leaves such, and so does a damaged file: "
-            "take an earlier snapshot, or another file."
+            f"{operation}: a matrix of {describe(matrix)} has numbers that are infinite or NaN; "
+            "expected finite ones. Diverged training or a damaged file may be the cause: use an "
+            "earlier snapshot, or another file."
         )
     return matrix
 
 
 def singular_values(operation: str, matrix: Tensor) -> Tensor:
-    """Singular values, largest first, (..., rank); an InputError where a number is not finite."""
+    """Return singular values, largest first, (..., rank); raise an InputError as `finite`."""
     values: Tensor = torch.linalg.svdvals(finite(operation, matrix))
     return values
 
 
 def product_norm(left: Tensor, right: Tensor) -> Tensor:
-    """Frobenius norm of ``L R^T``, |L R^T|^2 = tr(L^T L R^T R), of (..., width, depth): (...)."""
+    """Return the Frobenius norm of ``L R^T``, sqrt(tr(L^T L R^T R)); L, R: (..., width, depth)."""
     left_gram = left.transpose(-2, -1) @ left
     right_gram = right.transpose(-2, -1) @ right
     return (left_gram * right_gram).sum((-2, -1)).clamp(min=0).sqrt()
 
 
 def symmetry(left: Tensor, right: Tensor) -> Tensor:
-    """How symmetric ``M = left right^T`` is: 1 symmetric, 0 random (or M = 0), -1 antisymmetric.
+    """Return the symmetry of ``M = left right^T``: 1 symmetric, 0 random (or 0), -1 antisymmetric.
 
         (|M_sym|^2 - |M_anti|^2) / |M|^2 = tr(M M) / |M|^2
 
-    with M_sym = (M + M^T) / 2, M_anti = (M - M^T) / 2. (The authors' code returns
-    |M_sym|^2 / |M|^2, whose value for random matrices is 0.5.)
+    M_sym = (M + M^T) / 2, M_anti = (M - M^T) / 2. (The authors' code: |M_sym|^2 / |M|^2.)
 
     left, right: W_Q and W_K, (..., width, depth). Source: Saponati et al. 2025.
     """
@@ -56,19 +55,19 @@ def symmetry(left: Tensor, right: Tensor) -> Tensor:
 
 
 def directionality(left: Tensor, right: Tensor, spread: float = 2.0) -> Tensor:
-    """Whether ``M = left right^T`` has more exceptionally long columns (+) or rows (-).
+    """Compare the long columns (+) of ``M = left right^T`` with its long rows (-).
 
-        (c - r) / (c + r), c = sum of column norms above mean + spread * std, r likewise of rows,
-        std = sqrt(sum of (norm - mean)^2 / (n - 1)) of the n norms: that of a sample
+        (c - r) / (c + r), c = sum of column norms above mean + spread * std, r the same for rows,
+        std = sqrt(sum of (norm - mean)^2 / (n - 1)) over the n norms
 
-    0: as many long rows as long columns, as in a random or symmetric M.
+    It is 0 if both sums are equal, as in a symmetric M.
 
     Args:
-        left, right: W_Q and W_K, (..., width, depth).
-        spread: standard deviations above the mean from which a norm counts as long.
+        left: W_Q, (..., width, depth).
+        right: W_K, (..., width, depth).
+        spread: number of standard deviations above the mean from which a norm counts as long.
 
-    Returns: (...); 0 where no row or column is long.
-    Source: Saponati et al. 2025, definition 3.4.
+    Returns: (...); 0 if no row or column is long. Source: Saponati et al. 2025, definition 3.4.
     """
     left_gram = left.transpose(-2, -1) @ left
     right_gram = right.transpose(-2, -1) @ right
@@ -76,7 +75,7 @@ def directionality(left: Tensor, right: Tensor, spread: float = 2.0) -> Tensor:
     columns = ((right @ left_gram) * right).sum(-1).clamp(min=0).sqrt()
 
     def long_norms(norms: Tensor) -> Tensor:
-        # One norm alone has no spread.
+        # A single norm has no spread.
         deviation = norms.std(-1, keepdim=True, correction=min(1, norms.shape[-1] - 1))
         limit = norms.mean(-1, keepdim=True) + spread * deviation
         return torch.where(norms > limit, norms, 0.0).sum(-1)
@@ -87,11 +86,11 @@ def directionality(left: Tensor, right: Tensor, spread: float = 2.0) -> Tensor:
 
 
 def product_spectrum(left: Tensor, right: Tensor) -> Tensor:
-    """Singular values of ``left right^T``, largest first, from two thin QR decompositions.
+    """Return the singular values of ``left right^T``, largest first, by two thin QR decompositions.
 
-    Args: left, right: (..., width, depth).
+    left, right: (..., width, depth).
     Returns: (..., min(width, depth)); the others are 0.
-    Raises: InputError: a number of the matrices, or of their product, is infinite or NaN.
+    Raises: InputError: the matrices or their product have numbers that are infinite or NaN.
     """
     left_triangle = torch.linalg.qr(left, mode="r").R
     right_triangle = torch.linalg.qr(right, mode="r").R
@@ -99,7 +98,7 @@ def product_spectrum(left: Tensor, right: Tensor) -> Tensor:
 
 
 def effective_rank(spectrum: Tensor) -> Tensor:
-    """How many directions a matrix uses: e to the entropy of its spectrum, (..., rank), 0 or more.
+    """Return the effective rank of a spectrum s, (..., rank): e to the entropy of its shares.
 
         exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j
 
@@ -111,11 +110,10 @@ def effective_rank(spectrum: Tensor) -> Tensor:
     return torch.where(total.squeeze(-1) > 0, rank, 0.0)
 
 
-#: The learned matrices of a head.
+#: Learned matrices of a head.
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
-
-#: The measures of a head: Frobenius norms of its matrices and of their gradients, and of
-#: W_Q W_K^T the effective rank, the symmetry and the directionality (headloom.mechanism.spectra).
+#: Measures of a head: Frobenius norms of its matrices and of their gradients; effective rank,
+#: symmetry and directionality of W_Q W_K^T.
 MEASURES = (
     *(f"norm_{name}" for name in MATRICES),
     *(f"gradient_norm_{name}" for name in MATRICES),
@@ -124,18 +122,18 @@ MEASURES = (
     "directionality",
 )
 
-#: One number for each head; None where there is none.
+#: A number, or None, for each head.
 Numbers = list[float | None]
 
 
 def matrix_measures(
     matrices: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None, heads: int | None = None
 ) -> dict[str, Numbers]:
-    """MEASURES of a layer's matrices.
+    """Compute MEASURES of a layer's matrices.
 
-    matrices: those of MATRICES that are known, (heads, rows, columns); of a group that shares
-        W_K and W_V, (kv_heads, ...). gradients: likewise, of the loss by each, if there are.
-    heads: of the layer; None: those of W_Q.
+    matrices: those of MATRICES that are known, (heads, rows, columns); W_K and W_V of grouped
+        queries (kv_heads, ...). gradients: of the loss by each, in the same shapes, if known.
+    heads: number of heads of the layer; None: that of W_Q.
     """
     heads = len(matrices["W_Q"]) if heads is None else heads
     measures: dict[str, Numbers] = {name: [None] * heads for name in MEASURES}
@@ -153,10 +151,10 @@ def matrix_measures(
 
 
 def query_key_measures(queries: Tensor, keys: Tensor) -> dict[str, Tensor]:
-    """What is cheap to know of W_Q W_K^T: the norms of both, the norm and symmetry of the product.
+    """Return the cheap measures of W_Q and W_K: their norms, norm and symmetry of the product.
 
-    Args: queries: W_Q, (heads, width, depth). keys: W_K, (kv_heads, source_width, depth).
-    Returns: "norm_W_Q", "norm_W_K", "norm" and, where the widths agree, "symmetry": (heads,).
+    queries: W_Q, (heads, width, depth). keys: W_K, (kv_heads, source_width, depth).
+    Returns: "norm_W_Q", "norm_W_K", "norm" and, if the widths are equal, "symmetry": (heads,).
     """
     keys = _of_each_head(queries, keys)
     measures = {
@@ -170,16 +168,17 @@ def query_key_measures(queries: Tensor, keys: Tensor) -> dict[str, Tensor]:
 
 
 def _of_each_head(queries: Tensor, keys: Tensor) -> Tensor:
-    """W_K of each head of queries."""
+    """Return W_K of each query head."""
     return keys.repeat_interleave(len(queries) // len(keys), 0)
 
 
 def product_cells(queries: Tensor, keys: Tensor, size: int) -> Tensor:
-    """W_Q W_K^T of each head on at most `size` rows and columns, never formed for all heads.
+    """Return W_Q W_K^T of each head, reduced to at most `size` rows and columns.
 
-    Of each block of rows and columns stands the cell that is furthest from 0, with its sign.
+    Each block of rows and columns becomes its cell with the largest absolute value, with its sign.
+    One head is formed at a time.
 
-    Args: queries: W_Q, (heads, width, depth). keys: W_K, (kv_heads, width, depth).
+    queries: W_Q, (heads, width, depth). keys: W_K, (kv_heads, width, depth).
     Returns: (heads, n, n), n at most `size`.
     Raises: ShapeError: the widths differ.
     """

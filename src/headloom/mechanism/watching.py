@@ -1,8 +1,7 @@
-"""The modules of a model by their paths, and who watches or edits its attention layers.
+"""The modules of a model by their paths; setting observers and editors of its attention layers.
 
-`torch.compile` puts what it compiles into a module of its own, whose part `_orig_mod` is the module
-as it is written. A model of which some layers were compiled so has the paths of one of which none
-were.
+`torch.compile` wraps a module in another one, whose `_orig_mod` is the original. The wrappers are
+left out here, so that a model with compiled layers has the same paths as the original.
 """
 
 from __future__ import annotations
@@ -18,38 +17,37 @@ from headloom.mechanism.graph import Keep
 
 
 def is_compiled(module: object) -> bool:
-    """Whether something is what torch.compile returns; its class would load the compiler."""
+    """Whether a module is the result of torch.compile; to import its class loads the compiler."""
     return type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod")
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module of a model, once, with its path, as `nn.Module.named_modules` gives them."""
+    """Yield every module of a model once, with its path, as `nn.Module.named_modules` does."""
     seen: set[nn.Module] = set()
-    # Those to come, the next one last.
-    waiting: list[tuple[str, nn.Module]] = [("", model)]
-    while waiting:
-        path, module = waiting.pop()
+    stack: list[tuple[str, nn.Module]] = [("", model)]
+    while stack:
+        path, module = stack.pop()
         while is_compiled(module):
             module = module._orig_mod  # type: ignore[assignment]
         if module in seen:
             continue
         seen.add(module)
         yield path, module
-        inner = [
+        children = [
             (f"{path}.{name}" if path else name, part)
             for name, part in module._modules.items()
             if part is not None
         ]
-        waiting += reversed(inner)
+        stack += reversed(children)
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, AttentionLayer]]:
-    """The attention layers of a model with their paths, in the order of the model."""
+    """Return the attention layers of a model with their paths, in the order of the model."""
     return [(path, part) for path, part in named_modules(model) if isinstance(part, AttentionLayer)]
 
 
 class Recorder:
-    """An observer that keeps name, layer and observation of each call, cut off from autograd."""
+    """Observer that stores path, layer and detached observation of each call."""
 
     def __init__(self, model: nn.Module, keep: Keep) -> None:
         self.keep = keep
@@ -66,21 +64,21 @@ class Recorder:
 
 @contextmanager
 def watching(model: nn.Module, observer: Observer | None) -> Iterator[None]:
-    """Let an observer, or nobody, see every attention call of a model; afterwards who did."""
+    """Set the observer of every attention layer, or None; restore the previous ones afterwards."""
     with _with(model, "observer", observer):
         yield
 
 
 @contextmanager
 def editing(model: nn.Module, editor: Editor) -> Iterator[None]:
-    """Let an editor change the output of every attention call; afterwards nobody does."""
+    """Set the editor of every attention layer; restore the previous ones afterwards."""
     with _with(model, "editor", editor):
         yield
 
 
 @contextmanager
 def _with(model: nn.Module, name: str, value: object) -> Iterator[None]:
-    """Set an attribute of every attention layer; afterwards what it was."""
+    """Set an attribute of every attention layer; restore the previous values afterwards."""
     before = [(layer, getattr(layer, name)) for _, layer in layers_of(model)]
     try:
         for layer, _ in before:
