@@ -159,12 +159,12 @@ def test_the_running_mean_is_applied_and_taken_back() -> None:
 def test_which_weights_are_kept() -> None:
     """A lower loss, or both as good as the best before; either renews patience."""
     position = Position()
-    found = [position.judge(*v, "loss") for v in ((2.0, 0.5), (2.0, 0.9), (1.0, 0.1))]
+    found = [position.add_validation(*v, "loss") for v in ((2.0, 0.5), (2.0, 0.9), (1.0, 0.1))]
     assert found == [(True, True), (False, False), (True, True)]
     assert (position.best_loss, position.best_accuracy) == (1.0, 0.9)
     position = Position()
     validations = ((2.0, 0.5), (1.0, 0.4), (1.5, 0.4), (1.0, 0.5), (1.2, 0.5))
-    found = [position.judge(*v, "loss-and-accuracy") for v in validations]
+    found = [position.add_validation(*v, "loss-and-accuracy") for v in validations]
     assert found == [(True, True), (False, True), (False, False), (True, True), (False, True)]
 
 

@@ -262,7 +262,7 @@ def test_best_weights_that_are_gone_end_a_run_that_goes_on(
         open_run(tmp_path / "a")
     if damage == "damaged":
         best.write_bytes(content[:-9])
-    message = r"best\.safetensors: missing or damaged; .* best weights \(step 4\) were there\. Put"
+    message = r"best\.safetensors: .* best weights \(step 4\) are missing or damaged\. Put"
     with pytest.raises(DataError, match=message):
         run(tiny(), tmp_path / "a")
     best.write_bytes(content)

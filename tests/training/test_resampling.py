@@ -109,5 +109,5 @@ def test_other_examples() -> None:
     with pytest.raises(InputError, match="2 and 3 examples; two models are compared"):
         compare(mean(np.ones(2)), mean(np.ones(3)), HOW)
     nothing = CorpusMeasure("mean", "mean", np.zeros((0, 2)), ratio, True)
-    with pytest.raises(InputError, match="no examples to draw from"):
+    with pytest.raises(InputError, match="no examples to resample"):
         interval(nothing, HOW)

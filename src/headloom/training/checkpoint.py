@@ -49,7 +49,7 @@ class Position:
     tokens: int = 0
     losses: list[float] = field(default_factory=list)
 
-    def judge(self, loss: float, accuracy: float, rule: Better) -> tuple[bool, bool]:
+    def add_validation(self, loss: float, accuracy: float, rule: Better) -> tuple[bool, bool]:
         """Take in a validation: whether its weights are the best, and whether patience begins anew.
 
             loss                the weights of the lowest loss are kept; only they renew patience
@@ -60,11 +60,11 @@ class Position:
         https://github.com/PetarV-/GAT.
 
         >>> position = Position()
-        >>> position.judge(2.0, 0.5, "loss-and-accuracy")
+        >>> position.add_validation(2.0, 0.5, "loss-and-accuracy")
         (True, True)
-        >>> position.judge(1.0, 0.4, "loss-and-accuracy")          # a lower loss alone
+        >>> position.add_validation(1.0, 0.4, "loss-and-accuracy")          # a lower loss alone
         (False, True)
-        >>> position.judge(1.5, 0.4, "loss-and-accuracy")
+        >>> position.add_validation(1.5, 0.4, "loss-and-accuracy")
         (False, False)
         """
         lowest = math.inf if self.best_loss is None else self.best_loss
@@ -202,7 +202,7 @@ def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks
         if mine in states and len(states) == ranks.count:
             torch.set_rng_state(states[mine])
         else:
-            draw_anew(seed, position.step, ranks)
+            seed_ranks(seed, position.step, ranks)
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, DataError):
             raise
@@ -210,7 +210,7 @@ def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks
     return position
 
 
-def draw_anew(seed: int, step: int, ranks: Ranks) -> None:
+def seed_ranks(seed: int, step: int, ranks: Ranks) -> None:
     """Give each of several processes, or one that goes on from several, numbers of its own."""
     if ranks.count > 1 or step:
         torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + ranks.number + 1) % 2**63)

@@ -1,4 +1,4 @@
-"""The configuration of a run: a TOML file, checked; unknown keys are refused by name."""
+"""Configuration of a run: a TOML file, checked; unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headloom.models.dense import Products
 from headloom.training.model_sections import ModelConfig, Section, key
 from headloom.training.sections import TaskConfig, TaskSection
 
-#: Which weights are kept: see headloom.training.checkpoint.Position.judge.
+#: Rule of the best weights: see headloom.training.checkpoint.Position.add_validation.
 Better = Literal["loss", "loss-and-accuracy"]
 Schedule = Literal["inverse-sqrt", "cosine", "linear", "constant"]
-#: A share that is kept, as of a running mean.
+#: Decay of a moving average.
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainingConfig(Section):
-    """The section [training]: how the matrices are learned."""
+    """Section [training]: optimisation of the weights."""
 
     seed: int = key(
         1,
@@ -92,7 +92,7 @@ class TrainingConfig(Section):
     history_growth: float = key(1.5, "ratio of successive snapshots' steps", gt=1)
 
     def share_done(self, step: int, seconds: float) -> float:
-        """The share of the training that is done, by steps or by minutes, whichever ends it first.
+        """Return the share of the training done, by steps or minutes, whichever is larger.
 
         >>> TrainingConfig(max_steps=100, max_minutes=2).share_done(10, 60)
         0.5
@@ -101,7 +101,7 @@ class TrainingConfig(Section):
         return min(1.0, max(step / self.max_steps, minutes))
 
     def ended_by(self, step: int, epoch: int, seconds: float, without_better: int) -> str:
-        """The key that ends a training which is there; "": none yet."""
+        """Return the key whose limit is reached; "": none."""
         ends: dict[str, tuple[float, float | None]] = {
             "max_steps": (step, self.max_steps),
             "max_epochs": (epoch, self.max_epochs),
@@ -112,7 +112,7 @@ class TrainingConfig(Section):
 
 
 class RunConfig(Section):
-    """The configuration of a training run; docs/training.md has the keys of every section."""
+    """Configuration of a training run; docs/training.md lists the keys of every section."""
 
     task: TaskConfig = key(..., "what is learned, of which data: `kind`, and the keys of that kind")
     model: ModelConfig = Field(
@@ -125,27 +125,27 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_fit(self) -> RunConfig:
-        """Raise an error where the task is not learned by such a model."""
+        """Raise an error where this kind of model cannot learn the task."""
         if not isinstance(self.model, self.task.models):
             kinds = [repr(model.model_fields["kind"].default) for model in self.task.models]
             raise InputError(
                 f"model.kind is {self.model.kind!r}, task.kind {self.task.kind!r}, which is "
-                f"learned by {' or '.join(kinds)}. Leave model.kind out, or choose another task."
+                f"learned by {' or '.join(kinds)}. Remove model.kind, or choose another task."
             )
         return self
 
 
 def kinds(section: str) -> dict[str, type[BaseModel]]:
-    """The classes of the section "task" or "model" by their kinds."""
+    """Return the classes of the section "task" or "model" by their kinds."""
     classes = get_args(RunConfig.model_fields[section].annotation)
     return {get_args(each.model_fields["kind"].annotation)[0]: each for each in classes}
 
 
 def _with_kind(content: JsonObject) -> JsonObject:
-    """Where [model] names no kind, "pretrained" with a folder, else the task's own default.
+    """Add a missing model.kind: "pretrained" with a folder, else the default of the task.
 
-    A validator of RunConfig cannot add it: its result is no JSON to pydantic, whose strict mode
-    then takes no list for a tuple.
+    A validator of RunConfig cannot add it: pydantic's strict mode would then refuse a list for a
+    tuple, since the result is no longer JSON.
     """
     model, task = content.get("model"), content.get("task")
     if not isinstance(model, dict) or "kind" in model or not isinstance(task, dict):
@@ -157,12 +157,12 @@ def _with_kind(content: JsonObject) -> JsonObject:
 
 
 def _explain(source: str, error: ValidationError) -> str:
-    """The first thing wrong with a configuration, in one line."""
-    # Without a task there is no default of the model either: no second thing wrong.
+    """Describe the first error of a configuration in one line."""
+    # Without a task the model has no default: not a second error.
     errors = [part for part in error.errors() if part["type"] != "default_factory_not_called"]
     first, more = errors[0], len(errors) - 1
     place = first["loc"]
-    # pydantic's path names the kind too that it took a section for.
+    # pydantic's path includes the kind of a section.
     names = [*place[:1], *(place[2:] if place[:1] in (("task",), ("model",)) else place[1:])]
     key = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)[1:]
     also = f" ({more} more after this one.)" if more else ""
@@ -190,16 +190,16 @@ def _explain(source: str, error: ValidationError) -> str:
 
 
 def check_config(content: JsonObject, source: str) -> RunConfig:
-    """A configuration from nested dictionaries.
+    """Check a configuration given as nested dictionaries.
 
-    Raises: InputError: one line that names the key, what is wrong and the nearest known.
+    Raises: InputError: one line with the key, the error and the nearest known key.
     """
     try:
         return RunConfig.model_validate_json(json.dumps(_with_kind(content), default=str))
     except ValidationError as error:
         raise InputError(_explain(source, error)) from None
     except RecursionError:
-        raise InputError(f"{source}: its values are nested too deeply.") from None
+        raise InputError(f"{source}: the values are nested too deeply.") from None
 
 
 def load_config(path: Path | str, overrides: Sequence[str] | None = None) -> RunConfig:
@@ -209,7 +209,7 @@ def load_config(path: Path | str, overrides: Sequence[str] | None = None) -> Run
 
 
 def read_config(path: Path | str) -> JsonObject:
-    """Read a TOML file, or a JSON file as runs have it, not checked.
+    """Read a TOML file, or a run's JSON file, without checks.
 
     Raises: DataError: the file is missing or not UTF-8; InputError: it is not TOML.
     """
@@ -218,13 +218,13 @@ def read_config(path: Path | str) -> JsonObject:
         content: JsonObject = (json if str(path).endswith(".json") else tomllib).loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path}: not TOML: {error}. Give a configuration, as those in examples."
+            f"{path}: not TOML: {error}. Give a configuration like those in examples."
         ) from None
     return content
 
 
 def overridden(content: JsonObject, overrides: Sequence[str]) -> JsonObject:
-    """A configuration with "section.key=value" in it; the value is TOML's, or a bare word a string.
+    """Apply "section.key=value" overrides; the value is TOML, or a string without quotes.
 
     >>> overridden({"training": {"seed": 1}}, ["training.seed=2", "model.kind=graph"])
     {'training': {'seed': 2}, 'model': {'kind': 'graph'}}

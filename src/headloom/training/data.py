@@ -1,4 +1,4 @@
-"""What a model must know of the data that it learns from; kept in the run's folder."""
+"""Description of the training data that the model needs; saved in the run's folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headloom.training.text import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class DataDescription:
-    """The vocabulary of a text, and facts: names of classes, widths, sizes, digests.
+    """Vocabulary, and facts: names of classes, widths, sizes, digests.
 
-    vocabulary: None where nothing is read as tokens.
-    facts: as JSON; what they are called is the task's choice.
-    folder: of the run that it was read from, for a message.
+    vocabulary: None where the model reads no tokens.
+    facts: as JSON; each task chooses the names.
+    folder: of the run, for error messages.
     """
 
     vocabulary: Vocabulary | None = None
@@ -26,18 +26,18 @@ class DataDescription:
 
     @property
     def words(self) -> Vocabulary:
-        """The vocabulary. Raises: DataError: the run lacks it."""
+        """Vocabulary. Raises: DataError: the run lacks it."""
         if self.vocabulary is None:
             raise self.fault("this run lacks its vocabulary.json")
         return self.vocabulary
 
     def fault(self, what: str) -> DataError:
-        """The error of a run that lacks one of these files, or something in it."""
+        """Return the error of a run that lacks a file, or a value in it."""
         place = "" if self.folder is None else f"{self.folder}: "
         return DataError(f"{place}{what}. Put a copy back, or train again.")
 
     def save(self, folder: RunFolder) -> None:
-        """Write vocabulary.json and data.json, each where there is something to write."""
+        """Write vocabulary.json and data.json, where there is content."""
         if self.vocabulary is not None:
             self.vocabulary.save(folder.vocabulary)
         if self.facts:
@@ -45,7 +45,7 @@ class DataDescription:
 
     @classmethod
     def load(cls, folder: RunFolder) -> DataDescription | None:
-        """What `save` wrote; None: nothing yet. Raises: DataError: a file is damaged."""
+        """Load a saved description; None: not saved yet. Raises: DataError: a file is damaged."""
         facts = read_json(folder.data, "description of the data") if folder.data.exists() else {}
         if not isinstance(facts, dict):
             raise DataError(f"{folder.data}: damaged; expected a JSON object. Put a copy back.")
@@ -58,21 +58,21 @@ class DataDescription:
 
 
 def check_unchanged(facts: JsonObject, digests: JsonObject, source: Path | str) -> None:
-    """Raise an InputError where a run has learned from other data than are there now.
+    """Raise an InputError where the training data have changed since the run started.
 
-    From others, other parts would be held out: what is measured on would have been learned from.
+    A split of other data would hold out other parts, and test on training data.
 
-    Args: facts: that the run knows; digests: of the data, by the names of facts.
+    Args: facts: of the run; digests: of the data, by the names of facts.
     """
     if any(facts.get(name, digest) != digest for name, digest in digests.items()):
         raise InputError(
-            f"{source}: it has changed since this run began to learn from it. Put it back, or "
-            "train again in another folder with --run."
+            f"{source}: this file has changed since the run started. Restore it, or train again "
+            "in another folder with --run."
         )
 
 
 def classes_of(data: DataDescription) -> list[str]:
-    """The names of the classes that a run knows. Raises: DataError: data.json has not two."""
+    """Return a run's class names. Raises: DataError: data.json has fewer than two."""
     names = data.facts.get("classes")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise data.fault("data.json of this run names no classes")

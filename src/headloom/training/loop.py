@@ -25,13 +25,12 @@ from headloom.mechanism.watching import layers_of
 from headloom.models.dense import Products, products
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
-from headloom.training.beginning import begin, check_best, extend, held_signals, tried
 from headloom.training.checkpoint import (
     Learner,
-    draw_anew,
     load_checkpoint,
     save_checkpoint,
     save_weights,
+    seed_ranks,
 )
 from headloom.training.config import RunConfig
 from headloom.training.model_sections import PretrainedConfig
@@ -39,6 +38,13 @@ from headloom.training.optimisers import learning_rate, make_optimisers
 from headloom.training.progress import Callback
 from headloom.training.ranks import GroupError, Ranks, joined
 from headloom.training.recording import snapshot
+from headloom.training.run_setup import (
+    build_new_model,
+    check_best,
+    deferred_signals,
+    extend,
+    prepare_run,
+)
 from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 from headloom.training.validation import evaluate_batches, predictor_loss
@@ -89,8 +95,8 @@ def train(config: RunConfig, path: Path, callback: Callback) -> TrainingResult:
                 # What is wrong with the data or the model leaves nothing on disk.
                 task = make_task(config)
                 with torch.no_grad():
-                    tried(config, task)(**task.probe().inputs)
-            folder, task = begin(config, path, ranks, stack, task)
+                    build_new_model(config, task)(**task.probe().inputs)
+            folder, task = prepare_run(config, path, ranks, stack, task)
         training = _Training(config, folder, task, callback, ranks)
         if ranks.leader:
             extend(folder, config)
@@ -129,7 +135,7 @@ class _Training:
         #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
         self.follows = settings.history and bool(layers_of(self.model))
         self.objective = ranks.distribute(_Loss(self.model, task.ignored, settings.products))
-        draw_anew(settings.seed, 0, ranks)
+        seed_ranks(settings.seed, 0, ranks)
         parameters = self.model.named_parameters()
         mean = {name: p.detach().clone() for name, p in parameters} if settings.average else None
         self.learner = Learner(self.model, mean, make_optimisers(self.model, settings))
@@ -147,7 +153,7 @@ class _Training:
         Raises: InputError: the memory, or numbers that are none, end it.
         """
         try:
-            with held_signals(repeated=self.ranks.count > 1) as signals:
+            with deferred_signals(repeated=self.ranks.count > 1) as signals:
                 return self._run(signals)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -332,7 +338,9 @@ class _Training:
             evaluation = ranks.pooled(mine)
             loss = evaluation.loss
             self._check_finite("validation loss", loss)
-            better, progress = position.judge(loss, evaluation.accuracy, self.settings.better)
+            better, progress = position.add_validation(
+                loss, evaluation.accuracy, self.settings.better
+            )
             if better:
                 position.best_step = position.step
                 notes = {"step": position.step, "validation_loss": loss}

@@ -1,4 +1,4 @@
-"""Measures of a corpus: formulas of sums, to which each example adds its own."""
+"""Corpus measures: formulas of sums over the examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class CorpusMeasure:
-    """A measure, and what each example adds to the sums that it is computed from.
+    """Measure of a corpus, computed from sums over its examples.
 
         value = formula(sum over examples of statistics)
 
@@ -32,8 +32,8 @@ class CorpusMeasure:
     formula: from sums, (..., sums), to values, (...).
     higher: whether more is better.
     digits: decimals that are shown.
-    signature: which variant it is, as its library writes it.
-    per_token: whether it depends on what a token is: not comparable between vocabularies.
+    signature: variant of the measure, as its library writes it.
+    per_token: whether it depends on the tokens: not comparable between vocabularies.
     """
 
     name: str
@@ -47,24 +47,24 @@ class CorpusMeasure:
 
     @property
     def value(self) -> float:
-        """Of the whole corpus."""
+        """Value over the whole corpus."""
         return float(self.formula(self.statistics.sum(0)))
 
     def part(self, examples: slice) -> CorpusMeasure:
-        """The same of some examples only."""
+        """Return the measure of some examples only."""
         return replace(self, statistics=self.statistics[examples])
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What a model reached on held-out data.
+    """Measures of a model on held-out data.
 
     split: "valid" or "test".
-    unit: what an example is, in the plural: "sentences".
-    measures: all of the same examples; a comparison speaks of the first.
-    facts: what else there is to say, without intervals.
-    counts: facts that are sums over the examples: what each adds.
-    covered: where the examples are stretches of a text: from which of its characters to which.
+    unit: plural name of an example: "sentences".
+    measures: all of the same examples; the first is the main one.
+    facts: further values, without intervals.
+    counts: values per example of the facts that are sums over the examples.
+    covered: first and last character, where the examples are stretches of a text.
     """
 
     split: str
@@ -75,14 +75,14 @@ class Results:
     covered: tuple[int, int] | None = None
 
     def part(self, examples: slice) -> Results:
-        """The same of some examples only."""
+        """Return the results of some examples only."""
         counts = {name: values[examples] for name, values in self.counts.items()}
         sums = {name: int(values.sum()) for name, values in counts.items()}
         measures = [measure.part(examples) for measure in self.measures]
         return replace(self, measures=measures, facts={**self.facts, **sums}, counts=counts)
 
     def values(self) -> JsonObject:
-        """All numbers, by their names, and the signatures of those that have one."""
+        """Return all numbers by name, and the signatures of the measures that have one."""
         signatures = {m.name: m.signature for m in self.measures if m.signature is not None}
         return {
             "split": self.split,
@@ -93,7 +93,7 @@ class Results:
 
 
 def digest(data: object) -> str:
-    """What two sets of held-out data, lists of texts and numbers, are told apart by.
+    """Return a hash of held-out data, lists of texts and numbers.
 
     >>> digest(["a", "b"]) == digest(["a", "b"]), digest(["a", "b"]) == digest(["ab"])
     (True, False)
@@ -102,7 +102,7 @@ def digest(data: object) -> str:
 
 
 def ratio(sums: Floats) -> Floats:
-    """The first sum over the second, 0 where there is nothing.
+    """Divide the first sum by the second; 0 where the second is 0.
 
     >>> float(ratio(np.array([3.0, 4.0])))
     0.75
@@ -123,7 +123,7 @@ def mean_measure(
     digits: int = 4,
     per_token: bool = False,
 ) -> CorpusMeasure:
-    """A mean over all that the examples count: sum of totals / sum of counts.
+    """Make a mean over what the examples count: sum of totals / sum of counts.
 
     >>> mean_measure("loss", "loss", [2.0, 1.0], [1, 3], higher=False).value
     0.75
@@ -138,14 +138,13 @@ Labels = Sequence[int] | NDArray[np.int64]
 
 
 def macro_f1_of(sums: Floats) -> Floats:
-    """The mean over classes of F1, each class alike however rare it is.
+    """Compute the mean of F1 over classes, with equal weights.
 
         F1_c = 2 right_c / (predicted_c + expected_c)
 
     A class that occurs neither in the labels nor in the predictions does not count.
 
-    Args: sums: examples of each class that were right, that were predicted, that there are:
-        (..., 3 classes).
+    Args: sums: right, predicted and expected examples of each class: (..., 3 classes).
     Source: van Rijsbergen 1979; the mean of F1 over classes, Opitz and Burst 2019.
     """
     right, predicted, expected = np.split(sums, 3, axis=-1)
@@ -156,35 +155,35 @@ def macro_f1_of(sums: Floats) -> Floats:
 
 
 def label_measures(expected: Labels, predicted: Labels, classes: int) -> list[CorpusMeasure]:
-    """Accuracy and macro-F1.
+    """Compute accuracy and macro-F1.
 
     Args: expected, predicted: the class of each example, 0 to classes - 1.
 
     >>> [round(m.value, 4) for m in label_measures([0, 0, 0, 1], [0, 0, 1, 1], 2)]
     [0.75, 0.7333]
     """
-    right, taken = np.asarray(expected, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
-    hits = (right == taken).astype(np.float64)
+    true, taken = np.asarray(expected, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
+    hits = (true == taken).astype(np.float64)
     one_hot = np.eye(classes)
-    statistics = np.concatenate((one_hot[right] * hits[:, None], one_hot[taken], one_hot[right]), 1)
+    statistics = np.concatenate((one_hot[true] * hits[:, None], one_hot[taken], one_hot[true]), 1)
     return [
         mean_measure("accuracy", "accuracy", hits, np.ones_like(hits), higher=True),
         CorpusMeasure("macro_f1", "macro-F1", statistics, macro_f1_of, True),
     ]
 
 
-#: Characters of a stretch: what is drawn as a whole when a text is resampled, since neighbouring
-#: tokens are alike. The same for every vocabulary, so that models with different ones are paired.
+#: Characters of a stretch, the unit of resampling, since neighbouring tokens are correlated. The
+#: same for every vocabulary, so that models with different vocabularies can be paired.
 STRETCH = 256
 
 
 def perplexity(sums: Floats) -> Floats:
-    """``exp(loss)``, of the sum of nats and the number of tokens: (..., 2)."""
+    """Compute ``exp(loss)`` from the sum of nats and the number of tokens: (..., 2)."""
     return np.exp(np.minimum(ratio(sums), 700.0))
 
 
 def bits_per_byte(sums: Floats) -> Floats:
-    """Bits that the model needs for a byte of the text, whatever its tokens are.
+    """Compute the bits that the model needs for a byte of the text, for any tokens.
 
         bits per byte = nats / (ln 2 bytes)
 
@@ -198,12 +197,11 @@ def bits_per_byte(sums: Floats) -> Floats:
 
 
 def token_bytes(text: str, starts: Sequence[int]) -> Floats:
-    """How many bytes of a text each of its tokens stands for, in UTF-8.
+    """Return the number of UTF-8 bytes of each token of a text.
 
-    A token reaches to where the next one starts, so that the bytes of all add up to those of the
-    text, whoever has the space between two words, or a part of a character.
+    A token extends to the start of the next one, so that the sum is the size of the text.
 
-    Args: text: in characters; starts: where each token begins.
+    Args: starts: first character of each token.
 
     >>> token_bytes("dé ja", [0, 3]).tolist()
     [4.0, 2.0]
@@ -218,9 +216,9 @@ def token_bytes(text: str, starts: Sequence[int]) -> Floats:
 
 
 def of_stretches(values: Floats, starts: Floats) -> Floats:
-    """The sums of the tokens' values over each stretch of a text.
+    """Sum the tokens' values over each stretch of a text.
 
-    Args: values: of each token; starts: where it begins, in characters.
+    Args: values: of each token; starts: its first character.
 
     >>> of_stretches(np.array([1.0, 2.0, 4.0]), np.array([0.0, 255.0, 256.0])).tolist()
     [3.0, 4.0]
@@ -229,9 +227,9 @@ def of_stretches(values: Floats, starts: Floats) -> Floats:
 
 
 def common_stretches(first: tuple[int, int], second: tuple[int, int]) -> slice:
-    """Which stretches two parts of a text, from a character to another, have whole in common.
+    """Return the whole stretches that two parts of a text, (first, last) character, share.
 
-    One that both have to the same character, or from the same one, counts as whole.
+    A stretch at which both parts begin, or both end, counts as whole.
 
     >>> common_stretches((1, 1000), (1, 600)), common_stretches((1, 600), (3, 600))
     (slice(0, 2, None), slice(1, 3, None))
@@ -245,13 +243,13 @@ def common_stretches(first: tuple[int, int], second: tuple[int, int]) -> slice:
 def language_measures(
     nats: Floats, right: Floats, sizes: Floats, starts: Floats
 ) -> list[CorpusMeasure]:
-    """Bits per byte, loss, perplexity and accuracy, over the stretches of a text.
+    """Compute bits per byte, loss, perplexity and accuracy over the stretches of a text.
 
     Args:
         nats: -log p of each predicted token.
-        right: 1 where it was thought the likeliest.
+        right: 1 where it was the most probable one.
         sizes: its bytes.
-        starts: where it begins, in characters.
+        starts: its first character.
     """
     total, tokens = of_stretches(nats, starts), of_stretches(np.ones_like(nats), starts)
     right, sizes = of_stretches(right, starts), of_stretches(sizes, starts)
@@ -272,21 +270,21 @@ def language_measures(
 
 
 def translation_measures(written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
-    """BLEU cased, BLEU lowercased and tokenised, chrF and TER, with sacreBLEU's signatures.
+    """Compute BLEU, BLEU lowercased, chrF and TER, with sacreBLEU's signatures.
 
-    The second ignores case, as results on Multi30k are often given: a different, higher number.
+    Results on Multi30k are often lowercased: a different, higher number.
 
     Args: written: translations, not tokenised; expected: a reference for each.
-    Raises: InputError: as many translations and references are needed, and one at least.
+    Raises: InputError: their numbers differ, or are 0.
     Source: Papineni et al. 2002 (BLEU), Popovic 2015 (chrF), Snover et al. 2006 (TER); Post 2018
-        (sacreBLEU, which counts what the sentences add, and computes the score of any sums).
+        (sacreBLEU, which computes the statistics of sentences, and the score of their sums).
     """
     from sacrebleu.metrics import BLEU, CHRF, TER
 
     if len(written) != len(expected) or not written:
         raise InputError(
-            f"{len(written)} translations, {len(expected)} references; expected as many, and one "
-            "at least."
+            f"{len(written)} translations, {len(expected)} references; expected equal numbers, "
+            "at least one."
         )
     parts: list[tuple[str, str, Metric, bool]] = [
         ("bleu", "BLEU", BLEU(force=True), True),
@@ -296,7 +294,7 @@ def translation_measures(written: Sequence[str], expected: Sequence[str]) -> lis
     ]
     measures = []
     for name, label, metric, higher in parts:
-        # What sacreBLEU's own resampling reads; its public scores keep the sums only.
+        # sacreBLEU's own resampling uses these; its public scores keep the sums only.
         statistics = metric._extract_corpus_statistics(list(written), [list(expected)])
         sums = np.asarray(statistics, dtype=np.float64)
 

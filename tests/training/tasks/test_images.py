@@ -144,5 +144,7 @@ def test_a_run_learns_is_opened_and_goes_on_with_the_same_bits(
 def test_images_of_another_size(tmp_path) -> None:
     write(tmp_path / "train.npz", 20, classes=2)
     write(tmp_path / "high.npz", 4, rows=5)
-    with pytest.raises(InputError, match=r"high.npz: images have 1 channels, 5 x 6 pixels; those"):
+    with pytest.raises(
+        InputError, match=r"high.npz: images have 1 channels, 5 x 6 pixels; the training"
+    ):
         images_task(ImagesConfig(**section(tmp_path, test="high.npz")), 1, None)

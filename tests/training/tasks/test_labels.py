@@ -136,7 +136,7 @@ def test_other_texts_than_parts_were_drawn_from_are_refused(tmp_path: Path) -> N
     config = config_of(tmp_path)
     task = task_of(config)
     (tmp_path / "all.tsv").write_text("pos\tone more\n" + lines())
-    with pytest.raises(InputError, match=r"all\.tsv: it has changed since this run began"):
+    with pytest.raises(InputError, match=r"all\.tsv: this file has changed since the run started"):
         make_task(config, task.description)
     del task.description.facts["drawn_from"]  # as of a run that an earlier version began
     make_task(config, task.description)
@@ -193,5 +193,5 @@ def test_every_part_has_an_example_of_a_small_class() -> None:
     labels = ["rare"] * 3 + ["a"] * 90
     split = drawn_split(labels, {"test": 0.4, "valid": 0.4}, seed=1, source="x")
     assert all(any(labels[place] == "rare" for place in own) for own in split.values())
-    with pytest.raises(InputError, match="x: the class 'rare' has 2 examples; expected 3, one for"):
+    with pytest.raises(InputError, match="x: class 'rare' has 2 examples; expected 3, one for"):
         drawn_split(labels[1:], {"test": 0.4, "valid": 0.4}, seed=1, source="x")

@@ -1,4 +1,4 @@
-"""How a training begins, or goes on: its folder, locked, its task with the data; and signals."""
+"""Setup of a run: its locked folder, its task and model; deferred signals."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from headloom.training.ranks import Ranks
 from headloom.training.tasks import begin_model, build_model, make_task
 from headloom.training.tasks.task import Task
 
-#: What ends a run. Where it is raised, or given up, the same run goes on.
-_ENDS = tuple(f"training.{end}" for end in ("max_steps", "max_epochs", "max_minutes", "patience"))
+#: Limits of a run; raising or removing one resumes the run.
+_LIMITS = tuple(f"training.{end}" for end in ("max_steps", "max_epochs", "max_minutes", "patience"))
 _PUT_BACK = "Put a copy back, or train again in another folder with --run."
 
 
-def tried(config: RunConfig, task: Task) -> Predictor:
-    """A model as a new run would begin with it, before anything is made on disk.
+def build_new_model(config: RunConfig, task: Task) -> Predictor:
+    """Build the model of a new run, before anything is written to disk.
 
-    Raises: InputError: its positions end before the longest text does.
+    Raises: InputError: the longest text exceeds the model's positions.
     """
     model = build_model(config, task.description)
     begin_model(config, task, model)
@@ -43,31 +43,31 @@ def tried(config: RunConfig, task: Task) -> Predictor:
     return model
 
 
-def begin(
+def prepare_run(
     config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack, task: Task | None
 ) -> tuple[RunFolder, Task]:
-    """The folder of a run, which is this training's until the stack ends, and its task.
+    """Create or open a run's folder, lock it until the stack closes, and make its task.
 
-    Of several processes the first makes the folder, and the vocabulary; the others read them.
+    Of several processes the first creates folder and vocabulary; the others read them.
 
-    Args: task: of a new run, with its data read; None: the run goes on, or another process begins.
+    Args: task: of a new run; None: a resumed run, or another process than the first.
     Raises: HeadloomError: the data cannot be used, the folder holds another run or is damaged.
     """
     if ranks.leader:
-        folder, task = _lead(config, path, stack, task)
+        folder, task = _prepare_as_leader(config, path, stack, task)
         if config.task.place is not None:
             folder.keep_place(Path(getattr(config.task, config.task.place)))
         return folder, task
     if not is_run(path):
         raise InputError(
-            f"{path}: process {ranks.number} of {ranks.count} does not see this folder, which "
-            "process 0 has made. Choose one that all machines share, with --run-folder."
+            f"{path}: process {ranks.number} of {ranks.count} does not see this folder, created "
+            "by process 0. Choose one that all machines share, with --run-folder."
         )
     folder = RunFolder.open(path)
     return folder, make_task(config, DataDescription.load(folder))
 
 
-def _lead(
+def _prepare_as_leader(
     config: RunConfig, path: Path, stack: ExitStack, task: Task | None
 ) -> tuple[RunFolder, Task]:
     stack.enter_context(RunFolder.training_lock(path))
@@ -76,7 +76,7 @@ def _lead(
         try:
             task.description.save(folder)
         except BaseException:
-            # Without its data it has not begun: where the lock ends, what was made is removed.
+            # A run without data has not started: the lock removes its folder on release.
             (path / "run.json").unlink(missing_ok=True)
             raise
         return folder, task
@@ -87,7 +87,7 @@ def _lead(
             f"{folder.path}: this run is finished, but its {folder.checkpoint.name} is missing. "
             f"{_PUT_BACK}"
         )
-    # Before the first checkpoint nothing depends on what is there, which may be unfinished.
+    # Before the first checkpoint nothing depends on the saved files, which may be incomplete.
     known = DataDescription.load(folder) if folder.checkpoint.exists() else None
     task = make_task(config, known)
     if known is None:
@@ -96,9 +96,9 @@ def _lead(
 
 
 def _saved(folder: RunFolder, now: RunConfig) -> JsonObject:
-    """The configuration of a run, with the defaults of keys that came after it was written.
+    """Return a run's saved configuration, with defaults for keys added later.
 
-    now: the configuration that it goes on with, which may name the data's place from elsewhere.
+    now: the configuration of the resumed run, which may give another path to the same data.
     """
     config = check_config(folder.config(), str(folder.path / "config.json"))
     content, key = config.model_dump(mode="json"), now.task.place
@@ -110,14 +110,14 @@ def _saved(folder: RunFolder, now: RunConfig) -> JsonObject:
 
 
 def _check_same(folder: RunFolder, config: RunConfig) -> None:
-    """Raise an InputError unless a configuration is the run's, or lets it end later."""
+    """Raise an InputError unless a configuration equals the run's, or only extends it."""
     if folder.monitored() is not None:
         raise InputError(
-            f"{folder.path}: this is the folder of a training that headloom.monitor watches. "
+            f"{folder.path}: this folder belongs to a training watched by headloom.monitor. "
             "Choose another folder."
         )
     for place, old, new in _differences(_saved(folder, config), config.model_dump(mode="json")):
-        if place not in _ENDS:
+        if place not in _LIMITS:
             raise InputError(
                 f"{folder.path}: this run was started with another configuration: {place} was "
                 f"{old!r}, is {new!r}. Choose another folder with --run, or remove this one."
@@ -128,16 +128,16 @@ def _check_same(folder: RunFolder, config: RunConfig) -> None:
         if not later:
             raise InputError(
                 f"{folder.path}: {place} was {old}, is {new}, and {folder.steps_done()} steps are "
-                "done: a run can be extended, not shortened. Leave it, or choose another folder "
+                "done: a run can be extended, not shortened. Keep it, or choose another folder "
                 "with --run."
             )
 
 
 def extend(folder: RunFolder, config: RunConfig) -> None:
-    """Let a run go on to the ends of this configuration, where they are not the run's yet.
+    """Raise the limits of a run to those of this configuration.
 
-    A process killed between the two writes leaves a run that trains and has the old ends: the same
-    command extends it then.
+    A process killed between the two writes leaves a run in state "training" with the old limits;
+    the same command then extends it.
     """
     content = config.model_dump(mode="json")
     if _saved(folder, config) != content:
@@ -146,55 +146,55 @@ def extend(folder: RunFolder, config: RunConfig) -> None:
 
 
 def _differences(before: JsonObject, after: JsonObject) -> Iterator[tuple[str, object, object]]:
-    """Each key at which two configurations differ, with both values: "model.width", 256, 128."""
+    """Yield each key whose value differs, with both values: "model.width", 256, 128."""
     for section in before:
-        one, two = before[section], after[section]
-        for key in sorted({*one, *two}):
-            if one.get(key) != two.get(key):
-                yield f"{section}.{key}", one.get(key), two.get(key)
+        old, new = before[section], after[section]
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                yield f"{section}.{key}", old.get(key), new.get(key)
 
 
 def check_best(folder: RunFolder, step: int) -> None:
-    """Raise a DataError unless the best weights, which were kept at a step, are still there."""
+    """Raise a DataError where the best weights, kept at a step, are missing or damaged."""
     try:
         load_tensors(folder.best, "checkpoint")
     except DataError as error:
         raise DataError(
-            f"{folder.best}: missing or damaged; the run's best weights (step {step:,}) were "
-            f"there. {_PUT_BACK}"
+            f"{folder.best}: the run's best weights (step {step:,}) are missing or damaged. "
+            f"{_PUT_BACK}"
         ) from error
 
 
 @contextmanager
-def held_signals(*, repeated: bool = False) -> Iterator[list[int]]:
-    """Hold SIGINT and SIGTERM back until the block ends; the list fills with those that came.
+def deferred_signals(*, repeated: bool = False) -> Iterator[list[int]]:
+    """Hold SIGINT and SIGTERM back until the block ends; yield a list of those received.
 
-    The first is then raised anew, for who answered to it before. Python handles signals in the main
-    thread: in others nothing is held.
+    The first is then raised again for the original handler. Python handles signals in the main
+    thread only: other threads hold none.
 
-    Args: repeated: whether a second one is held too, as launchers of several processes pass on
-        what a terminal has sent to all; else it acts at once.
+    Args: repeated: whether to hold a second signal too, since launchers of several processes pass
+        on signals that the terminal has already sent to all; else it acts at once.
     """
-    came: list[int] = []
+    received: list[int] = []
     main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # What is ignored, as Ctrl-C by a shell's job in the background, stays so.
+    # Ignored signals, such as Ctrl-C in a shell's background job, stay ignored.
     before = {n: old for n, old in handlers.items() if main and old not in (signal.SIG_IGN, None)}
 
-    def put_back() -> None:
+    def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
     def hold(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         if not repeated:
-            put_back()
+            restore()
 
     for number in before:
         signal.signal(number, hold)
     try:
-        yield came
+        yield received
     finally:
-        put_back()
-        if came:
-            signal.raise_signal(came[0])
+        restore()
+        if received:
+            signal.raise_signal(received[0])
