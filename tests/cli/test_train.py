@@ -260,7 +260,7 @@ def test_every_key_is_described_once() -> None:
     page = Path(__file__).parents[2] / "docs" / "training.md"
     filled = runpy.run_path(str(page.parents[1] / "scripts" / "keys.py"))["filled"]
     assert filled(page.read_text("utf-8")) == page.read_text("utf-8"), "python scripts/keys.py"
-    assert "max_minutes (none): of training" in str(headloom.TrainingConfig.__doc__)
+    assert "max_minutes (none): limit of training time" in str(headloom.TrainingConfig.__doc__)
     every = [each for m in (config, sections, model_sections) for each in vars(m).values()]
     for section in every:
         if isinstance(section, type) and issubclass(section, Section):

@@ -30,66 +30,61 @@ class TrainingConfig(Section):
 
     seed: int = key(
         1,
-        "of data, matrices, order and dropout: the same seed gives the same bits",
+        "of data, weights, order and dropout; the same seed gives the same bits",
         ge=0,
         le=2**63 - 1,
     )
-    max_steps: int = key(10_000, "the first of the ends that is reached ends the run", ge=1)
-    max_epochs: int | None = key(None, "passes over the training data", ge=1)
+    max_steps: int = key(10_000, "end of the run; the limit that is reached first counts", ge=1)
+    max_epochs: int | None = key(None, "limit of passes over the training data", ge=1)
     max_minutes: float | None = key(
-        None, "of training, over all sessions, setting up left out", gt=0, le=1e6
+        None, "limit of training time, over all sessions, without setup", gt=0, le=1e6
     )
     batch_tokens: int = key(
         4_096,
-        "tokens in a batch, source and target, padding included; of images, pixels",
+        "tokens per batch, source, target and padding; for images: pixels",
         ge=1,
         le=2**30,
     )
-    accumulate: int = key(1, "batches whose gradients make one step", ge=1)
+    accumulate: int = key(1, "batches per step (gradient accumulation)", ge=1)
     products: Products = key(
         "float32",
-        'of linear layers; `"float32-tiles"`: on a matrix unit, as exact, quicker where it is '
-        'free; `"bfloat16"` is quicker where the processor has it: see below',
+        'matrix products of linear layers: `"float32"`, `"float32-tiles"` (on a matrix unit, as '
+        'exact) or `"bfloat16"`',
     )
     optimiser: Literal["adamw", "adam", "muon"] = key(
         "adamw",
-        'or `"adam"`: weight decay is then added to the gradient (L2); or `"muon"`, of hidden '
-        "matrices, with AdamW of the rest: see below",
+        'or `"adam"`: weight decay as L2, added to the gradient; or `"muon"` for hidden matrices, '
+        "with AdamW for the rest",
     )
-    peak_learning_rate: float = key(1e-3, "the rate after the warm-up", gt=0)
-    matrix_learning_rate: float = key(
-        0.02, "the peak of muon's matrices; same warm-up and schedule", gt=0
-    )
-    warmup: int = key(400, "steps of a linear warm-up", ge=0)
+    peak_learning_rate: float = key(1e-3, "learning rate after the warmup", gt=0)
+    matrix_learning_rate: float = key(0.02, "peak learning rate of Muon's matrices", gt=0)
+    warmup: int = key(400, "steps of linear warmup", ge=0)
     schedule: Schedule = key(
         "inverse-sqrt",
-        'or `"cosine"`, `"linear"`, which reach the floor at `max_steps` or `max_minutes`, '
-        "whichever comes first, also where `max_epochs` or `patience` ends the run before; or "
-        '`"constant"`',
+        'or `"cosine"`, `"linear"`: they reach the floor at `max_steps` or `max_minutes`, '
+        'whichever comes first; or `"constant"`',
     )
-    floor: float = key(0.0, "lowest rate of cosine and linear, as a share of the peak", ge=0, le=1)
-    betas: tuple[_Decay, _Decay] = key(
-        (0.9, 0.98), "decays of AdamW's means of the gradient and of its square"
+    floor: float = key(0.0, "final rate of cosine and linear, as a share of the peak", ge=0, le=1)
+    betas: tuple[_Decay, _Decay] = key((0.9, 0.98), "AdamW's decay rates of the moments")
+    epsilon: float = key(1e-9, "AdamW's epsilon", ge=1.2e-38)
+    weight_decay: float = key(0.0, "of all parameters, multiplied by the learning rate", ge=0)
+    clip_norm: float | None = key(
+        1.0, "gradient clipping, norm of the whole gradient; 0: none", ge=0
     )
-    epsilon: float = key(1e-9, "added to the root of AdamW's mean of squares", ge=1.2e-38)
-    weight_decay: float = key(0.0, "of all parameters, times the rate", ge=0)
-    clip_norm: float | None = key(1.0, "of the whole gradient; 0: no limit", ge=0)
-    label_smoothing: float = key(
-        0.1, "share of the target that is spread over all classes", ge=0, lt=1
-    )
+    label_smoothing: float = key(0.1, "share of the target spread over all classes", ge=0, lt=1)
     average: float = key(
-        0.0, "decay of a running mean of the weights, which is then validated and kept", ge=0, lt=1
+        0.0, "decay of an EMA of the weights, which is then validated and kept; 0: none", ge=0, lt=1
     )
-    validate_every: int = key(500, "steps", ge=1)
-    patience: int | None = key(None, "validations without a better one before the run ends", ge=1)
+    validate_every: int = key(500, "steps between validations", ge=1)
+    patience: int | None = key(None, "early stopping: validations without improvement", ge=1)
     better: Better = key(
         "loss",
-        'which weights are kept; `"loss-and-accuracy"`: those best in both, and either renews '
-        "patience",
+        'which weights are kept: best loss; `"loss-and-accuracy"`: best in both, and either one '
+        "resets patience",
     )
-    checkpoint_every: int = key(500, "steps", ge=1)
-    history: bool = key(True, "whether to keep snapshots of the weight matrices")
-    history_growth: float = key(1.5, "ratio of successive snapshots' steps", gt=1)
+    checkpoint_every: int = key(500, "steps between checkpoints", ge=1)
+    history: bool = key(True, "keep snapshots of the weight matrices")
+    history_growth: float = key(1.5, "ratio between the steps of successive snapshots", gt=1)
 
     def share_done(self, step: int, seconds: float) -> float:
         """Return the share of the training done, by steps or minutes, whichever is larger.

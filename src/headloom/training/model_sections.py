@@ -81,26 +81,25 @@ class ModelSection(Section):
 class _BlocksSection(ModelSection):
     """Keys of all stacks of attention blocks: see headloom.LanguageModel."""
 
-    width: Size = key(256, "of embeddings and of what flows between layers")
-    heads: Size = key(4, "heads of queries")
-    kv_heads: int | None = key(None, "of keys and values, where fewer than `heads`")
+    width: Size = key(256, "of embeddings and of the vectors between layers")
+    heads: Size = key(4, "query heads per layer")
+    kv_heads: int | None = key(None, "key and value heads, if fewer than `heads`")
     feed_forward: Size = key(1024, "inner width of the feed-forward layers")
-    norm: Literal["pre", "post"] = key("pre", 'or `"post"`, as in the paper of 2017')
+    norm: Literal["pre", "post"] = key("pre", 'or `"post"`, as in Vaswani et al. 2017')
     normalisation: NormalisationKind = key(
         "layer",
-        'or `"rms"`: by the root mean square alone, without a bias (Zhang and Sennrich 2019)',
+        'or `"rms"`: RMSNorm (Zhang and Sennrich 2019)',
     )
     norm_epsilon: float = key(1e-5, "added to the variance", gt=0, lt=1)
     feed_forward_kind: FeedForwardKind = key(
         "plain",
-        'or `"gated"`: (activation(x W_g) * x W_1) W_2, with half as many weights again (Shazeer '
-        "2020)",
+        'or `"gated"`: (activation(x W_g) * x W_1) W_2, 1.5 times the weights (Shazeer 2020)',
     )
     activation: ActivationKind = key(
         "relu", 'or `"gelu"`, `"gelu-tanh"` (GPT-2\'s approximation), `"silu"`'
     )
     biases: bool = key(True, "of the linear layers of the blocks")
-    dropout: Share = key(0.1, "of what layers give")
+    dropout: Share = key(0.1, "of layer outputs")
     attention_dropout: Share = key(0.0, "of the attention weights")
 
     @model_validator(mode="after")
@@ -133,35 +132,28 @@ class _TextSection(_BlocksSection):
         'or `"learned"`, `"shaw"`, `"shaw-keys"` (no table of values), `"alibi"`, `"buckets"` '
         '(T5\'s), `"rotary"`, `"none"`',
     )
-    clip: int = key(
-        16, "the largest distance that Shaw's positions tell apart", ge=1, le=10_000_000
-    )
-    buckets: Size = key(
-        32, 'of `"buckets"`: how many each layer has, a learned number a head in each'
-    )
+    clip: int = key(16, "largest distance that Shaw's positions distinguish", ge=1, le=10_000_000)
+    buckets: Size = key(32, 'of `"buckets"`: number of buckets; each has a learned bias per head')
     max_distance: int = key(
-        128, 'of `"buckets"`: all that are farther away share the last one', ge=1, le=10_000_000
+        128, 'of `"buckets"`: larger distances share the last one', ge=1, le=10_000_000
     )
-    rotary_base: float = key(
-        10_000.0, 'of `"rotary"` positions: the longest wavelength grows with it', gt=0
-    )
+    rotary_base: float = key(10_000.0, 'base of `"rotary"` positions', gt=0)
     rotary_scaling: RotaryScalingConfig | None = key(
         None,
-        'a section of its own, of `"rotary"` positions: slows the turns down for longer texts, by'
-        ' `kind = "linear"`, `"ntk"`, `"llama3"` or `"yarn"` and `factor`; the last two with '
-        "`original_length` and, where they are not the usual ones, `slow`, `fast` and, of yarn, "
-        "`temperature` (`headloom.RotaryScaling`)",
+        'a section for longer texts with `"rotary"`: `kind` `"linear"`, `"ntk"`, `"llama3"` or '
+        '`"yarn"` and `factor`; the last two also `original_length`, and optionally `slow`, `fast` '
+        "and (yarn) `temperature`: see `headloom.RotaryScaling`",
     )
-    max_length: int = key(1024, 'where `"learned"` positions end, in tokens', ge=1, le=10_000_000)
+    max_length: int = key(1024, 'number of `"learned"` positions', ge=1, le=10_000_000)
 
 
 class TransformerConfig(_TextSection):
     """An encoder-decoder, or a language model: which of them, the task says."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: int = key(3, "a language model has decoder layers only", ge=0, le=1_000)
+    encoder_layers: int = key(3, "layers of the encoder; a language model has none", ge=0, le=1_000)
     decoder_layers: Layers = key(3, "layers of the decoder")
-    tied: bool = key(True, "source, target and output share one embedding")
+    tied: bool = key(True, "share one embedding between source, target and output")
 
 
 class ClassifierConfig(_TextSection):
@@ -172,8 +164,8 @@ class ClassifierConfig(_TextSection):
     feed_forward: Size = 256
     layers: Layers = key(2, "layers of the encoder")
     dropout: Share = 0.3
-    pooling: PoolingKind = key("mean", 'of the outputs of all positions; or `"first"`, `"max"`')
-    weights: WeightsKind = key("learned", 'or `"uniform"`: the baseline without attention')
+    pooling: PoolingKind = key("mean", 'of the outputs over positions; or `"first"`, `"max"`')
+    weights: WeightsKind = key("learned", 'or `"uniform"`: a baseline without attention')
 
 
 class VisionTransformerConfig(_BlocksSection):
@@ -190,25 +182,25 @@ class VisionTransformerConfig(_BlocksSection):
         "learned", 'or `"sinusoidal"`, `"none"`'
     )
     patch: tuple[Pixels, Pixels] = key((4, 4), "rows and columns of a patch, in pixels")
-    read: ReadOut = key("class token", 'what the class is read from; or `"mean"`, of all patches')
+    read: ReadOut = key("class token", 'input of the classifier; or `"mean"` of all patches')
 
 
 class ConvolutionalConfig(ModelSection):
     """Convolutions of 3 x 3 on images, and SAGAN's attention block among them."""
 
     kind: Literal["convolutional"] = "convolutional"
-    channels: tuple[int, ...] = key((16, 16, 16, 16), "of each convolution of 3 x 3")
-    halved: tuple[int, ...] = key((), "after which of them, from 1, rows and columns are halved")
-    attention: int = key(4, "after which of them the block of attention stands; 0: nowhere", ge=0)
-    inner_channels: int | None = key(None, "of queries and keys; none: an eighth", ge=1)
-    value_channels: int | None = key(None, "of values; none: as queries and keys", ge=1)
-    pooled: bool = key(False, "whether keys and values are maxima of 2 x 2 places")
-    spectral_norm: bool = key(
-        True, "the block's matrices are divided by their largest singular value"
+    channels: tuple[int, ...] = key((16, 16, 16, 16), "channels of each 3 x 3 convolution")
+    halved: tuple[int, ...] = key(
+        (), "convolutions, counted from 1, after which rows and columns are halved"
     )
-    batch_norm: bool = key(True, "after each convolution")
+    attention: int = key(4, "convolution after which the attention block stands; 0: none", ge=0)
+    inner_channels: int | None = key(None, "channels of queries and keys; none: an eighth", ge=1)
+    value_channels: int | None = key(None, "channels of values; none: as queries and keys", ge=1)
+    pooled: bool = key(False, "max-pool keys and values by 2 x 2")
+    spectral_norm: bool = key(True, "spectral normalisation of the attention block")
+    batch_norm: bool = key(True, "batch norm after each convolution")
     region: tuple[int, int, int, int] | None = key(
-        None, "first row, first column, rows and columns that the class is read from"
+        None, "part of the image that the classifier uses: first row, first column, rows, columns"
     )
 
     @model_validator(mode="after")
@@ -222,17 +214,15 @@ class GraphConfig(ModelSection):
     """A graph attention network; see headloom.models.graph_attention."""
 
     kind: Literal["graph"] = "graph"
-    width: Size = key(64, "of all heads of a hidden layer together")
-    heads: Size = key(8, "of a hidden layer")
-    output_heads: Size = key(1, "of the last layer, whose scores are averaged")
-    layers: Layers = key(2, "the last one too")
-    version: Literal[1, 2] = key(1, "of the score: 1 is GAT, 2 is GATv2")
-    dropout: Share = key(0.6, "of what enters a layer")
-    attention_dropout: Share = key(0.6, "of the normalised weights")
-    residual: bool = key(
-        False, "whether what enters a hidden layer between two others is added to what it gives"
-    )
-    weights: WeightsKind = key("learned", 'or `"uniform"`: the baseline without attention')
+    width: Size = key(64, "of a hidden layer, all heads together")
+    heads: Size = key(8, "heads of a hidden layer")
+    output_heads: Size = key(1, "heads of the last layer; their scores are averaged")
+    layers: Layers = key(2, "number of layers")
+    version: Literal[1, 2] = key(1, "1: GAT, 2: GATv2")
+    dropout: Share = key(0.6, "of layer inputs")
+    attention_dropout: Share = key(0.6, "of the attention weights")
+    residual: bool = key(False, "residual connections of inner hidden layers")
+    weights: WeightsKind = key("learned", 'or `"uniform"`: a baseline without attention')
 
 
 class PretrainedConfig(ModelSection):
@@ -240,7 +230,7 @@ class PretrainedConfig(ModelSection):
 
     kind: Literal["pretrained"] = "pretrained"
     folder: str = key(..., "with config.json, model.safetensors and tokenizer.json")
-    dropout: Share | None = key(None, "of what layers give; none: the folder's")
+    dropout: Share | None = key(None, "of layer outputs; none: the folder's")
     attention_dropout: Share | None = key(None, "of the attention weights; none: the folder's")
 
 

@@ -46,13 +46,13 @@ class DatesConfig(TaskSection):
     """
 
     kind: Literal["dates"] = "dates"
-    train_examples: int = key(60_000, "pairs to learn from, drawn by the seed", ge=1, le=10_000_000)
+    train_examples: int = key(60_000, "training pairs, drawn by the seed", ge=1, le=10_000_000)
     test_examples: int = key(
-        1_000, "pairs for validation, and as many for the test", ge=1, le=10_000_000
+        1_000, "pairs for validation; the same number for the test", ge=1, le=10_000_000
     )
-    first_year: int = key(1950, "of the dates", ge=1, le=9998)
+    first_year: int = key(1950, "first year of the dates", ge=1, le=9998)
     last_year: int = key(
-        2049, "at most 100 years, since many locales write two digits", ge=1, le=9998
+        2049, "last year; at most 100 years, since many locales write two digits", ge=1, le=9998
     )
 
 
@@ -70,24 +70,26 @@ class TranslationConfig(TaskSection):
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
     place: ClassVar[str | None] = "folder"
-    folder: str = key(".", "where the files are")
+    folder: str = key(".", "folder of the files")
     train: _PairFiles = key(
         ..., "two line-aligned files, or one of CSV, TSV, Parquet or JSON lines"
     )
-    valid: _PairFiles | None = key(None, "likewise; none: drawn from `train`, see `valid_share`")
-    test: _PairFiles | None = key(None, "likewise")
-    source: str | None = key(None, "the column of the sources; none: by its name, else the first")
-    target: str | None = key(None, "the column of the targets; none: by its name, else the second")
-    valid_share: float = key(
-        0.1, "of `train` that is drawn where `valid` is left out", gt=0, lt=0.5
+    valid: _PairFiles | None = key(
+        None, "same formats; none: drawn from `train`, see `valid_share`"
     )
-    split_seed: _Seed = key(1, "of what is drawn")
-    vocabulary: _Pieces = key(8_000, "tokens of the shared byte-level BPE")
-    max_length: int = key(256, "tokens: training pairs with a longer side are left out", ge=1)
+    test: _PairFiles | None = key(None, "same formats")
+    source: str | None = key(None, "column of the sources; none: by its name, else the first")
+    target: str | None = key(None, "column of the targets; none: by its name, else the second")
+    valid_share: float = key(
+        0.1, "share of `train` drawn for validation if `valid` is missing", gt=0, lt=0.5
+    )
+    split_seed: _Seed = key(1, "seed of these draws")
+    vocabulary: _Pieces = key(8_000, "size of the shared byte-level BPE")
+    max_length: int = key(256, "in tokens; training pairs with a longer side are left out", ge=1)
     length_penalty: float = key(
         1.0,
-        "translations are ranked by log-probability / length^penalty (Wu et al. 2016, without "
-        "their constant); choose it on the validation data",
+        "beams are ranked by log-probability / length^penalty (Wu et al. 2016); tune it on the "
+        "validation data",
         ge=0,
         le=10,
     )
@@ -99,17 +101,15 @@ class LanguageConfig(TaskSection):
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["language"]
     place: ClassVar[str | None] = "file"
-    file: str = key(
-        ..., "a text; or CSV, TSV, Parquet or JSON lines, whose rows are joined by line ends"
-    )
-    text: str | None = key(None, "the column of the texts; none: by its name, else the first")
-    valid_share: float = key(0.1, "of the text: the end, held out", gt=0, lt=1)
+    file: str = key(..., "a text; or CSV, TSV, Parquet or JSON lines, rows joined by newlines")
+    text: str | None = key(None, "column of the texts; none: by its name, else the first")
+    valid_share: float = key(0.1, "share of the text, at its end, held out", gt=0, lt=1)
     tokens: Literal["characters", "pieces", "words"] = key(
         "characters", 'or `"pieces"` (byte-level BPE), `"words"`'
     )
-    vocabulary: _Pieces = key(4_000, "tokens at most, of pieces and words")
+    vocabulary: _Pieces = key(4_000, "maximal size for pieces and words")
     block: int | None = key(
-        None, "tokens of a window; none: 128, fewer where the held-out text has fewer", ge=2
+        None, "tokens per window; none: 128, or fewer for a short held-out text", ge=2
     )
 
 
@@ -121,23 +121,25 @@ class RepeatsConfig(TaskSection):
     """
 
     kind: Literal["repeats"]
-    symbols: int = key(62, "letters and digits", ge=2, le=62)
-    shortest: int = key(10, "part", ge=2)
-    longest: int = key(30, "part; lengths vary, so that no fixed distance leads back", ge=2)
+    symbols: int = key(62, "number of letters and digits", ge=2, le=62)
+    shortest: int = key(10, "shortest part", ge=2)
+    longest: int = key(
+        30, "longest part; lengths vary, so no fixed distance leads to the copy", ge=2
+    )
 
 
 class _LabelledSection(TaskSection):
     """Keys that tasks share whose examples are each of one class."""
 
     place: ClassVar[str | None] = "folder"
-    folder: str = key(".", "where the files are")
+    folder: str = key(".", "folder of the files")
     valid: str | None = key(None, "as `train`; none: drawn from `train`, see `valid_share`")
     test: str | None = key(None, "as `train`; none: drawn from `train`, see `test_share`")
     valid_share: float = key(
-        0.1, "of each class of `train`, where `valid` is left out", gt=0, lt=0.5
+        0.1, "share of each class drawn for validation if `valid` is missing", gt=0, lt=0.5
     )
-    test_share: float = key(0.1, "likewise of the test; 0: there is none", ge=0, lt=0.5)
-    split_seed: _Seed = key(1, "of what is drawn")
+    test_share: float = key(0.1, "the same for the test; 0: no test", ge=0, lt=0.5)
+    split_seed: _Seed = key(1, "seed of these draws")
 
 
 class LabelsConfig(_LabelledSection):
@@ -147,16 +149,16 @@ class LabelsConfig(_LabelledSection):
     kind: Literal["labels"]
     train: str = key(
         ...,
-        "CSV, TSV, Parquet or JSON lines; or lines of label TAB text; or a folder with a folder "
-        "of .txt files for each class",
+        "CSV, TSV, Parquet or JSON lines; lines of label TAB text; or a folder with one folder "
+        "of .txt files per class",
     )
-    text: str | None = key(None, "the column of the texts; none: by its name, else the first")
-    label: str | None = key(None, "the column of the labels; none: by its name, else the second")
+    text: str | None = key(None, "column of the texts; none: by its name, else the first")
+    label: str | None = key(None, "column of the labels; none: by its name, else the second")
     tokens: Literal["words", "pieces", "characters"] = key(
         "words", 'or `"pieces"` (byte-level BPE), `"characters"`'
     )
-    vocabulary: _Pieces = key(10_000, "tokens at most, of words and pieces")
-    max_length: int = key(512, "tokens of a text that are read", ge=2)
+    vocabulary: _Pieces = key(10_000, "maximal size for words and pieces")
+    max_length: int = key(512, "tokens of a text that are read; the rest is cut off", ge=2)
 
 
 class NodesConfig(TaskSection):
@@ -166,12 +168,12 @@ class NodesConfig(TaskSection):
     divisible: ClassVar[bool] = False
     kind: Literal["nodes"]
     place: ClassVar[str | None] = "graph"
-    graph: str = key(..., "an .npz file")
+    graph: str = key(..., "an .npz file: docs/graphs.md")
     setting: Literal["transductive", "inductive"] = key(
-        "transductive", 'or `"inductive"`: the other nodes come with validation'
+        "transductive", 'or `"inductive"`: training sees training nodes only'
     )
-    normalise: bool = key(True, "each node's features sum to 1")
-    undirected: bool = key(False, "every edge in both directions")
+    normalise: bool = key(True, "scale each node's features to sum 1")
+    undirected: bool = key(False, "add every edge's reverse")
 
 
 class ImagesConfig(_LabelledSection):
@@ -184,11 +186,11 @@ class ImagesConfig(_LabelledSection):
     kind: Literal["images"]
     train: str = key(
         ...,
-        "an .npz file with `images` and `labels`, or a folder with a folder of PNG or JPEG files "
-        "for each class",
+        "an .npz file with `images` and `labels`, or a folder with one folder of PNG or JPEG "
+        "files per class",
     )
-    colour: bool | None = key(None, "whether images have red, green and blue; none: as they are")
-    size: tuple[Pixels, Pixels] | None = key(None, "rows and columns that files are scaled to")
+    colour: bool | None = key(None, "convert images to colour, or to grey; none: as they are")
+    size: tuple[Pixels, Pixels] | None = key(None, "rows and columns to scale files to")
 
 
 #: What a section [task] may be.
