@@ -1,6 +1,7 @@
-"""What draws itself, by pictures and views of a notebook that stand on a floor above.
+"""Mixins for classes with a plot and a notebook view.
 
-This floor finds them by name and imports neither, as pandas finds what it plots with.
+Pictures and views belong to a higher layer, which is imported by name when it is needed, as pandas
+imports its plotting backend.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Any, ClassVar
 
 from headloom.errors import Hints, installing, optional_package
 
-#: A view that a notebook shows: by their types what it is, and what is known of these.
+#: Notebook view: data by MIME type, and metadata by MIME type.
 Bundle = tuple[dict[str, Any], dict[str, Any]]
 
 
 class Drawn(Hints):
-    """Mixin of classes with a method `plot`: a notebook shows what it draws."""
+    """Mixin of classes with a method `plot`: a notebook shows its picture."""
 
     _elsewhere = dict.fromkeys(("to_frame", "to_dataframe", "to_df"), "to_pandas()")
 
     def draw(self, path: Path | str, **options: object) -> None:
-        """Write what `plot` draws, with its options, as .png, .svg or .pdf."""
+        """Write the picture of `plot`, with its options, as .png, .svg or .pdf."""
         _pictures("draw").draw(self, path, **options)
 
     def _plot(self, picture: str, *args: object, **options: object) -> Any:
@@ -30,23 +31,23 @@ class Drawn(Hints):
         return _pictures("plot").plot(picture, *args, **options)
 
     def _repr_mimebundle_(self, **kwargs: object) -> Bundle:
-        """What a notebook shows: see `headloom.studio.notebook`."""
+        """Return the notebook view: see `headloom.studio.notebook`."""
         bundle: Bundle = import_module("headloom.studio.notebook").bundle(self)
         return bundle
 
     def _repr_html_(self) -> str | None:
-        """The part of it that needs no script."""
+        """Return the part of the notebook view that needs no script."""
         return self._repr_mimebundle_()[0].get("text/html")
 
     def _display_(self) -> object:
-        """What marimo shows: the same."""
+        """Return the view of a marimo notebook: the same."""
         return import_module("headloom.studio.notebook").display(self)
 
 
 class Plotted(Drawn):
-    """Mixin of classes of which there is one thing to draw."""
+    """Mixin of classes with one picture."""
 
-    #: The function of `headloom.studio.pictures` that draws it.
+    #: Name of the function of `headloom.studio.pictures` that draws it.
     _picture: ClassVar[str]
 
     def plot(self, ax: object = None, width: float | None = None, **options: object) -> Any:
@@ -55,7 +56,7 @@ class Plotted(Drawn):
 
 
 class DrawnHeads(Drawn):
-    """Mixin of what has weights of heads, (heads, queries, keys)."""
+    """Mixin of classes with weights of heads, (heads, queries, keys)."""
 
     def plot(
         self,
@@ -65,21 +66,21 @@ class DrawnHeads(Drawn):
         width: float | None = None,
         **imshow: object,
     ) -> Any:
-        """Draw the weights of a head, tokens on both axes; or all heads beside each other.
+        """Draw the weights of a head, with tokens on both axes; or all heads side by side.
 
-        Rows are queries, columns keys; a colour is the square root of a weight, so that small ones
-        are seen. Exact where it has queries and keys or every edge; else of the kept edges, and the
-        picture says what is missing. Of more than 1,024 positions (64 beside other heads) a cell
-        is the mass of a block, in one pass: no matrix is formed.
+        Rows are queries, columns keys; the colour scale is the square root of the weight, so that
+        small weights are visible. Exact if queries and keys or all edges are known; otherwise only
+        the kept edges are drawn, and the picture states the missing mass. Above 1,024 positions (64
+        with several heads) a cell is the mass of a block, computed in one pass without the matrix.
 
         Args:
-            head: which one; None: all.
+            head: index of the head; None: all.
             ax: axes to draw into, or a figure to fill; None: a new figure, which a notebook and
                 ``pyplot.show()`` show.
-            width: of a new figure, in millimetres; its height follows.
-            imshow: options of `matplotlib.axes.Axes.imshow`, as cmap, vmax and norm.
+            width: width of a new figure, in millimetres; its height follows.
+            imshow: options of `matplotlib.axes.Axes.imshow`, such as cmap, vmax and norm.
 
-        Returns: the axes; of all heads an array of them.
+        Returns: the axes; an array of axes for all heads.
         Raises: InputError: no such head; matplotlib is not installed.
         """
         if head is None:
@@ -87,7 +88,7 @@ class DrawnHeads(Drawn):
         return self._plot("alignment", self, head, ax=ax, width=width, **imshow)
 
 
-def _pictures(asker: str) -> ModuleType:
-    """The module of pictures. Raises: InputError: matplotlib is not installed."""
-    with optional_package(asker, installing("pictures")):
+def _pictures(operation: str) -> ModuleType:
+    """Import the module of pictures; raise an InputError if matplotlib is not installed."""
+    with optional_package(operation, installing("pictures")):
         return import_module("headloom.studio.pictures")

@@ -1,4 +1,4 @@
-"""The attention graph: the strongest edges of every query, and what is known of the rest."""
+"""The attention graph: the strongest edges of every query, and totals of all edges."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
 
-#: Places of a row that a graph may hold empty; see `Top`.
+#: Largest number of slots of a row that may exceed the number of keys; see `Top`.
 PLACES = 1024
 
-#: The tensors of a graph; the last three where they were asked for.
+#: Tensors of a graph; the last three only if requested.
 TENSORS = (
     "keys", "scores", "weights", "lse", "entropy", "rest", "count",
     "received", "received_most", "received_last",
 )  # fmt: skip
 
-#: Cells above which `AttentionGraph.dense` asks to be forced: 1 GiB of float32.
+#: Cells above which `AttentionGraph.dense` needs force=True: 1 GiB of float32.
 DENSE_LIMIT = 2**28
 
 
@@ -36,18 +36,18 @@ DENSE_LIMIT = 2**28
 class Top:
     """Keep the k strongest edges of every query.
 
-    The graph has k places a row, the ones past the last key empty. Only a k above both 1,024 and
-    the number of keys gets fewer: as many as the larger of the two.
+    Each row has k slots; those past its last edge are empty. If k is larger than both 1,024 and the
+    number of keys, a row has as many slots as the larger of the two.
     """
 
     k: int = 32
 
     def __post_init__(self) -> None:
         k = whole_number("Top", "k", self.k, 0, None)
-        object.__setattr__(self, "k", k)  # NumPy's whole numbers become Python's.
+        object.__setattr__(self, "k", k)  # as a Python int
 
     def places(self, keys: int) -> int:
-        """The places of a row in a graph over so many keys: of 8, Top(32) has 32."""
+        """Return the slots of a row for a number of keys: Top(32) has 32 even for 8 keys."""
         return self.k if self.k <= PLACES else min(self.k, max(keys, PLACES))
 
 
@@ -57,12 +57,12 @@ class All:
 
 
 Keep = Top | All
-#: What functions take: a number of edges of each query, or "all".
+#: Type of `keep` arguments: a number of edges of each query, or "all".
 KeepLike = Keep | int | Literal["all"]
 
 
 def as_keep(operation: str, keep: KeepLike) -> Keep:
-    """What to keep of a call: 32 is ``Top(32)``, "all" is ``All()``.
+    """Return the `Keep` of an argument: ``Top(32)`` for 32, ``All()`` for "all".
 
     Raises: InputError: it is something else.
     """
@@ -79,7 +79,7 @@ def as_keep(operation: str, keep: KeepLike) -> Keep:
 
 
 def _as_array(tensor: Tensor) -> np.ndarray:
-    """A tensor for NumPy, which has no bfloat16; half precision becomes float32."""
+    """Return a tensor as a NumPy array; half precision as float32, since NumPy has no bfloat16."""
     half = tensor.dtype in (torch.float16, torch.bfloat16)
     return (tensor.float() if half else tensor).detach().cpu().numpy()
 
@@ -99,34 +99,33 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class AttentionGraph(DrawnHeads):
-    """The kept edges and the rows of one attention call.
+    """Kept edges and row totals of one attention call.
 
-    A weighted, directed graph: an edge leads from a query (row) to a key (column) that it looks
-    at. Exact: the kept edges are each row's true strongest ones, ties going to the lower key;
-    ``weight = exp(score - lse)``; ``rest`` says how much mass was left out.
+    A weighted, directed graph: an edge leads from a query (row) to a key (column) that it attends
+    to. Exact: the kept edges are the true strongest ones of each row, in a tie the lower key;
+    ``weight = exp(score - lse)``; ``rest`` is the mass of all other edges.
 
-    A batch gives a graph with a batch dimension in front of every tensor; ``graph[b]`` is one.
+    A batch gives a graph with a leading batch dimension in every tensor; ``graph[b]`` is one graph.
 
         keys, scores, weights   (heads, queries, k): key index, score before and weight after the
                                 softmax, strongest first; past the last edge -1, -inf and 0
-        lse                     (heads, queries): log-sum-exp of the row's scores, a sink's
-                                included; NaN where one of them is NaN or infinity: then every
-                                weight of the row is, whatever edges it has
-        entropy                 (heads, queries): of the row's weights, in nats
-        rest                    (heads, queries): mass that is on no kept edge (a sink's included)
-        count                   (heads, queries): number of keys that could be looked at, whose
-                                score is above minus infinity. Kernels that are given no mask of
-                                cells and no bias count every key of a row's range, one too whose
-                                product is minus infinity, as of a key of minus infinity
+        lse                     (heads, queries): log-sum-exp of the row's scores and its sink; NaN
+                                if one of them is NaN or infinity (then all weights of the row are
+                                NaN)
+        entropy                 (heads, queries): entropy of the row's weights, in nats
+        rest                    (heads, queries): mass outside the kept edges, with the sink's
+        count                   (heads, queries): number of visible keys, with a score above minus
+                                infinity. Without a cell mask and a bias, kernels count every key
+                                in a row's range, even if its product is minus infinity
         length                  number of keys: the columns of the matrix
         symmetric               whether score(i, j) = score(j, i) by construction
 
-    And where they were asked for, else None (see `headloom.attend`), exact, over all weights of a
-    column, kept or not; a sink's mass is received by no key:
+    If requested (see `headloom.attend`), else None; exact, over all weights of a column, kept or
+    not, without the sink's mass:
 
-        received                (heads, keys): what a key receives from all queries, sum_i w_ij
-        received_most           (heads, keys): the largest weight that a query has on it, max_i w_ij
-        received_last           (heads, keys): the sum over the last queries alone
+        received                (heads, keys): sum of the weights on a key, sum_i w_ij
+        received_most           (heads, keys): largest weight on a key, max_i w_ij
+        received_last           (heads, keys): sum over the last queries only
     """
 
     _elsewhere: ClassVar[dict[str, str]] = {
@@ -157,12 +156,12 @@ class AttentionGraph(DrawnHeads):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the matrix behind it: (heads, queries, keys), the batch before it if any."""
+        """Shape of the weight matrix: (heads, queries, keys), the batch before it if any."""
         return (*self.keys.shape[:-1], self.length)
 
     @property
     def k(self) -> int:
-        """How many edges of a row are kept at most."""
+        """Largest number of kept edges of a row."""
         return self.keys.shape[-1]
 
     def __repr__(self) -> str:
@@ -170,9 +169,9 @@ class AttentionGraph(DrawnHeads):
         return f"AttentionGraph(shape={self.shape}, k={self.k}, edges={edges:,})"
 
     def __getitem__(self, index: int | slice | Tensor | tuple[int, int]) -> Any:
-        """``graph[b]``: one graph of a batch. ``graph[head, query]``: one row, without a batch.
+        """Return one graph of a batch, ``graph[b]``, or one row, ``graph[head, query]``.
 
-        ``graph[places]``, of whole numbers: these graphs of a batch, as a batch.
+        ``graph[indices]`` of a list or tensor of integers is a batch of these graphs.
         """
         if isinstance(index, tuple):
             return self._row(index)
@@ -206,15 +205,15 @@ class AttentionGraph(DrawnHeads):
         )
 
     def __iter__(self) -> Iterator[AttentionGraph]:
-        """The graphs of a batch."""
+        """Iterate over the graphs of a batch."""
         return (self[place] for place in range(len(self)))
 
     def __bool__(self) -> bool:
-        """True: a graph is something, whether or not it has a batch to count."""
+        """Return True, so that a graph without a batch, which has no len(), can be tested."""
         return True
 
     def __len__(self) -> int:
-        """The number of graphs in a batch."""
+        """Return the number of graphs in a batch."""
         if not self.batched:
             raise InputError("len(graph): this graph has no batch; its sizes are in graph.shape.")
         return len(self.keys)
@@ -224,52 +223,52 @@ class AttentionGraph(DrawnHeads):
         return changed(self, **{n: change(part) for n, part in parts.items() if part is not None})
 
     def of_head(self, head: int) -> AttentionGraph:
-        """One head of a graph without a batch."""
+        """Return one head of a graph without a batch."""
         self._one("of_head")
         head = place_of("graph", "of_head", "head", head, len(self.lse))
         return self._map(lambda tensor: tensor[head : head + 1])
 
     def of_places(self, places: int) -> AttentionGraph:
-        """The same graph where a row has so many places at most, and holds no more edges."""
+        """Return the graph with at most this number of slots, and edges, in a row."""
         if self.k <= places:
             return self
         cut = {n: getattr(self, n)[..., :places] for n in ("keys", "scores", "weights")}
         return changed(self, **cut)
 
     def above(self, weight: float) -> AttentionGraph:
-        """The same graph without edges of less than a weight, which `rest` then holds."""
+        """Return the graph without edges below a weight; their mass is added to `rest`."""
         kept = (self.keys >= 0) & (self.weights >= weight)
         places = int(kept.sum(-1).max()) if kept.numel() else 0
         dropped = self.weights.masked_fill(kept, 0).sum(-1)
-        pasts = {"keys": -1, "scores": -np.inf, "weights": 0}
+        padding = {"keys": -1, "scores": -np.inf, "weights": 0}
         cut = {
-            name: getattr(self, name).masked_fill(~kept, past)[..., :places]
-            for name, past in pasts.items()
+            name: getattr(self, name).masked_fill(~kept, value)[..., :places]
+            for name, value in padding.items()
         }
         return changed(self, **cut, rest=self.rest + dropped)
 
     def as_batch(self) -> AttentionGraph:
-        """A batch of this one graph."""
+        """Return this graph as a batch of one."""
         self._one("as_batch")
         return self._map(lambda tensor: tensor[None])
 
     def detach(self) -> AttentionGraph:
-        """The same graph, cut off from autograd."""
+        """Return the graph, detached from autograd."""
         return self._map(Tensor.detach)
 
     def cpu(self) -> AttentionGraph:
-        """The same graph in the memory of the CPU."""
+        """Return the graph on the CPU."""
         return self._map(Tensor.cpu)
 
     def _one(self, operation: str) -> None:
         if self.batched:
             raise InputError(
-                f"{operation}: the graph holds a batch of {len(self.keys)}. Choose one, as in "
+                f"{operation}: the graph has a batch of {len(self.keys)}. Choose one, as in "
                 "graph[0]."
             )
 
     def _edges(self, operation: str, head: int) -> tuple[np.ndarray, ...]:
-        """Query, key, score and weight of every kept edge of a head."""
+        """Return query, key, score and weight of every kept edge of a head."""
         self._one(operation)
         head = place_of("graph", operation, "head", head, self.keys.shape[0])
         rows, places = (self.keys[head] >= 0).nonzero(as_tuple=True)
@@ -278,10 +277,10 @@ class AttentionGraph(DrawnHeads):
         return tuple(_as_array(tensor) for tensor in (rows, columns, scores, weights))
 
     def adjacency(self, head: int, of: str = "weights") -> scipy.sparse.csr_array:
-        """The kept edges of a head as a sparse matrix; rows are queries, columns keys.
+        """Return the kept edges of a head as a sparse matrix; rows are queries, columns keys.
 
         Args:
-            head: which one.
+            head: index of the head.
             of: "weights" or "scores".
 
         Returns: scipy.sparse.csr_array, (queries, keys), columns of a row in ascending order.
@@ -299,11 +298,11 @@ class AttentionGraph(DrawnHeads):
         return matrix
 
     def dense(self, force: bool = False) -> Tensor:
-        """The kept weights as a dense tensor, 0 elsewhere, of the graph's `shape`.
+        """Return the kept weights as a dense tensor of the graph's `shape`, 0 elsewhere.
 
-        A row whose scores are not all numbers is NaN, as softmax gives it.
+        A row with a score of NaN or infinity is NaN, as with softmax.
 
-        force: build it even where it takes more than 1 GiB.
+        force: build it even if it takes more than 1 GiB.
         """
         cells = int(np.prod(self.shape))
         if cells > DENSE_LIMIT and not force:
@@ -312,17 +311,17 @@ class AttentionGraph(DrawnHeads):
                 f"{cells * self.weights.element_size() / 2**30:.1f} GiB. Use adjacency(head), or "
                 "dense(force=True)."
             )
-        # Empty places write into one extra column, which is cut off.
+        # Empty slots write into one extra column, which is cut off.
         columns = torch.where(self.keys >= 0, self.keys, self.length).long()
         matrix = self.weights.new_zeros(*self.shape[:-1], self.length + 1)
         matrix = matrix.scatter(-1, columns, self.weights)[..., :-1]
         return matrix.masked_fill(self.lse.isnan()[..., None], torch.nan)
 
     def strength(self) -> Tensor:
-        """In-strength: what each key receives over the kept edges, (heads, keys).
+        """Return the in-strength: the sum of the kept weights on each key, (heads, keys).
 
-        A lower bound of the column sums of the whole matrix, which `received` holds where it was
-        asked for; the mass left out in all is ``graph.rest.sum(-1)``.
+        A lower bound of the column sums of the whole matrix, which are `received`, if requested;
+        the total mass left out is ``graph.rest.sum(-1)``.
         """
         columns = torch.where(self.keys >= 0, self.keys, self.length).long().flatten(-2)
         strength = self.weights.new_zeros(*self.keys.shape[:-2], self.length + 1)
@@ -331,21 +330,21 @@ class AttentionGraph(DrawnHeads):
     def to_networkx(
         self, head: int, *, one_sequence: bool | None = None
     ) -> networkx.DiGraph | networkx.Graph:
-        """A head as a NetworkX graph with `score` and `weight` on its edges.
+        """Return a head as a NetworkX graph with `score` and `weight` on its edges.
 
-        A sequence that looks at itself has one node a token, 0, 1, ...; between two sequences the
-        nodes are ("query", i) and ("key", j). A DiGraph; a Graph, with the score alone, where the
-        score is symmetric and no pair is masked (the weights never are: each row has its own sum).
+        Self-attention has one node for each token, 0, 1, ...; cross-attention the nodes
+        ("query", i) and ("key", j). It is a DiGraph; if the score is symmetric and no pair is
+        masked, a Graph with scores only (weights are never symmetric: each row has its own sum).
 
-        one_sequence: whether queries and keys are the same tokens; None: where they are as many.
+        one_sequence: whether queries and keys are the same tokens; None: if their numbers agree.
         """
         import networkx
 
         rows, columns, scores, weights = self._edges("to_networkx", head)
         _, queries, keys = self.shape
         one_sequence = queries == keys if one_sequence is None else one_sequence
-        whole = bool((self.count[head] == self.length).all())
-        undirected = self.symmetric and one_sequence and whole
+        unmasked = bool((self.count[head] == self.length).all())
+        undirected = self.symmetric and one_sequence and unmasked
         graph = networkx.Graph() if undirected else networkx.DiGraph()
         first: list[object] = [*range(queries)]
         second = first

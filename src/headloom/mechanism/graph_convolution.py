@@ -3,8 +3,8 @@
     x'_i = sum_{j in N(i) and i} w_ij W h_j,    w_ij = softmax_j(score(i, j))
 
 A state dict of `torch_geometric.nn.GATConv` or `GATv2Conv` loads, and gives the same output;
-headloom does not need PyTorch Geometric for it. On the CPU, scores, softmax and sums are one fused
-kernel: see `headloom.mechanism.neighbours`.
+PyTorch Geometric need not be installed. On the CPU, scores, softmax and sums are one fused kernel:
+see `headloom.mechanism.neighbours`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from headloom.mechanism.shapes import describe, finite_number, in_words, whole_n
 #: Features of the nodes, (nodes, width); or those of the sources and those of the targets.
 Nodes = Tensor | tuple[Tensor, Tensor]
 
-#: How features of edges are combined to those of a self-loop, by torch's names.
+#: Reductions from the features of a node's edges to those of its self-loop, and torch's names.
 _COMBINED = {"add": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
 
 
 class GraphLayer(nn.Module):
-    """What `GATConv` and `GATv2Conv` share: edges, self-loops, heads, residual and bias.
+    """Base of `GATConv` and `GATv2Conv`: edges, self-loops, heads, residual and bias.
 
-    observer: normally None; while set, it is handed this layer, each of its calls before dropout,
-    and whether one tensor gives the nodes that look and those looked at.
+    observer: None, or called with this layer, each of its calls before dropout, and whether sources
+    and targets are the same nodes.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class GraphLayer(nn.Module):
     def _call(
         self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
     ) -> NeighbourCall:
-        """The call of attention, without dropout; features: of the edges."""
+        """Return the attention call, without dropout; features: of the edges."""
 
     def __getstate__(self) -> dict[str, object]:
-        """What a copy takes along, also a pickled one: nobody watches it."""
+        """Return the state for copies and pickles: without an observer."""
         return {**self.__dict__, "observer": None}
 
     def reset_parameters(self) -> None:
-        """Draw every matrix and vector anew (Glorot and Bengio 2010, equation 16); biases are 0."""
+        """Initialise matrices and vectors (Glorot and Bengio 2010, equation 16), biases to 0."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -102,7 +102,7 @@ class GraphLayer(nn.Module):
                 nn.init.uniform_(parameter, -bound, bound)
 
     def _by_head(self, linear: nn.Linear, rows: Tensor) -> Tensor:
-        """A linear map of nodes or edges, (rows, heads, out_channels)."""
+        """Apply a linear map to nodes or edges, (rows, heads, out_channels)."""
         (projected,) = linear_maps(rows, [linear])
         return projected.view(len(rows), self.heads, self.out_channels)
 
@@ -113,19 +113,19 @@ class GraphLayer(nn.Module):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The nodes' new features.
+        """Return the nodes' new features.
 
         Args:
-            x: (nodes, in_channels), or those of sources and of targets.
+            x: (nodes, in_channels), or a pair: features of the sources and of the targets.
             edge_index: integers (2, edges), sources over targets.
             edge_attr: (edges, edge_dim), or (edges,).
-            return_attention_weights: whether edges and weights are wanted too.
+            return_attention_weights: whether to return edges and weights too.
 
-        Returns: (targets, heads * out_channels), or (targets, out_channels); and, if asked,
-            (edges, weights), with weights (edges, heads) after dropout.
+        Returns: (targets, heads * out_channels), or (targets, out_channels); with
+            return_attention_weights also (edges, weights), weights (edges, heads) after dropout.
 
-        Raises: InputError: an edge to a node that is not there. ShapeError: features of another
-            number of rows.
+        Raises: InputError: an edge with a node that does not exist. ShapeError: features with
+            another number of rows.
         """
         name = type(self).__name__
         of_sources, of_targets = (x, x) if isinstance(x, Tensor) else x
@@ -151,7 +151,7 @@ class GraphLayer(nn.Module):
         )
 
     def _checked_edges(self, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor | None:
-        """The features of edges, (edges, features), where they have some."""
+        """Check the edges; return their features, (edges, features), or None."""
         name, kinds = type(self).__name__, (torch.int64, torch.int32)
         if (
             not isinstance(edge_index, Tensor)
@@ -168,7 +168,7 @@ class GraphLayer(nn.Module):
         check_features(name, "edge_attr", edge_attr, self.edge_dim)
         if len(edge_attr) != edge_index.shape[1]:
             raise ShapeError(
-                f"{name}: edge_attr is {describe(edge_attr)}, there are {edge_index.shape[1]} "
+                f"{name}: edge_attr is {describe(edge_attr)}; there are {edge_index.shape[1]} "
                 "edges. Give a row for each edge."
             )
         return edge_attr
@@ -178,14 +178,14 @@ class GraphLayer(nn.Module):
 
 
 class GraphObserver(Protocol):
-    """Who watches graph layers."""
+    """Protocol of an observer of graph layers."""
 
     def __call__(self, layer: GraphLayer, call: NeighbourCall, of_one: bool) -> None:
         """Receive one call of a layer; of_one: whether its sources are its targets."""
 
 
 def check_features(name: str, what: str, features: object, width: int) -> None:
-    """Raise where features are no floating-point rows of a width."""
+    """Raise an error unless features are floating-point rows of a width."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         raise InputError(
             f"{name}: {what} is {in_words(features)}; expected a tensor of real numbers, as from "
@@ -196,23 +196,23 @@ def check_features(name: str, what: str, features: object, width: int) -> None:
 
 
 class GATConv(GraphLayer):
-    """Graph attention, version 1, with the parameters of `torch_geometric.nn.GATConv`.
+    """Graph attention layer with the parameters of `torch_geometric.nn.GATConv`.
 
         score(i, j) = LeakyReLU(a_dst . W h_i + a_src . W h_j + a_edge . W_e e_ij)
 
     Args:
-        in_channels: width of the nodes' features; of sources and targets where these are two kinds
+        in_channels: width of the nodes' features; a pair (sources, targets) if these are two kinds
             of nodes.
         out_channels: depth of a head.
-        heads: how many.
-        concat: whether heads are joined, (nodes, heads * out_channels); otherwise averaged.
-        negative_slope: of the LeakyReLU.
+        heads: number of heads.
+        concat: whether heads are concatenated, (nodes, heads * out_channels); otherwise averaged.
+        negative_slope: slope of the LeakyReLU below 0.
         dropout: probability that a weight is set to 0 in training.
-        add_self_loops: whether every node looks at itself too.
+        add_self_loops: whether every node attends to itself too.
         edge_dim: width of the edges' features; None: edges have none, and edge_attr is not read.
-        fill_value: features of the self-loops: a number, or how the features of the edges to a node
-            are combined: "add", "mean", "min", "max", "mul".
-        bias: whether one is added to the output.
+        fill_value: features of the self-loops: a number, or the reduction of the features of a
+            node's incoming edges: "add", "mean", "min", "max", "mul".
+        bias: whether a learned bias is added to the output.
         residual: whether a learned projection of the targets is added to the output.
 
     Source: Velickovic et al. 2018, equations 1 to 6.
@@ -238,11 +238,11 @@ class GATConv(GraphLayer):
     def _call(
         self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
     ) -> NeighbourCall:
-        of_sources, of_targets = self.lin or self.lin_src, self.lin or self.lin_dst
-        assert of_sources is not None and of_targets is not None
-        values = looking = self._by_head(of_sources, sources)
-        if targets is not sources or of_targets is not of_sources:
-            looking = self._by_head(of_targets, targets)
+        source_map, target_map = self.lin or self.lin_src, self.lin or self.lin_dst
+        assert source_map is not None and target_map is not None
+        values = queries = self._by_head(source_map, sources)
+        if targets is not sources or target_map is not source_map:
+            queries = self._by_head(target_map, targets)
         edge_terms = None
         if features is not None and self.lin_edge is not None and self.att_edge is not None:
             edge_terms = features @ (self.lin_edge.weight.T @ _blocks(self.att_edge))
@@ -250,7 +250,7 @@ class GATConv(GraphLayer):
             edges,
             NeighbourScore.ADDITIVE,
             values,
-            target_terms=looking.flatten(1) @ _blocks(self.att_dst),
+            target_terms=queries.flatten(1) @ _blocks(self.att_dst),
             source_terms=values.flatten(1) @ _blocks(self.att_src),
             edge_terms=edge_terms,
             slope=self.negative_slope,
@@ -258,12 +258,12 @@ class GATConv(GraphLayer):
 
 
 class GATv2Conv(GraphLayer):
-    """Graph attention, version 2, with the parameters of `torch_geometric.nn.GATv2Conv`.
+    """Graph attention layer, version 2, with the parameters of `torch_geometric.nn.GATv2Conv`.
 
         score(i, j) = a . LeakyReLU(W_r h_i + W_l h_j + W_e e_ij)
 
     Args: as for `GATConv`, and
-        share_weights: whether W_r is W_l. (W_l and W_r have a bias where the layer has one.)
+        share_weights: whether W_r is W_l. (W_l and W_r have a bias if the layer has one.)
 
     Source: Brody et al. 2022, equation 7.
     """
@@ -298,9 +298,9 @@ class GATv2Conv(GraphLayer):
     def _call(
         self, edges: Edges, sources: Tensor, targets: Tensor, features: Tensor | None
     ) -> NeighbourCall:
-        values = looking = self._by_head(self.lin_l, sources)
+        values = queries = self._by_head(self.lin_l, sources)
         if targets is not sources or not self.share_weights:
-            looking = self._by_head(self.lin_r, targets)
+            queries = self._by_head(self.lin_r, targets)
         rows = None
         if features is not None and self.lin_edge is not None:
             rows = self._by_head(self.lin_edge, features)
@@ -308,7 +308,7 @@ class GATv2Conv(GraphLayer):
             edges,
             NeighbourScore.VECTOR,
             values,
-            queries=looking,
+            queries=queries,
             keys=values,
             vector=self.att[0],
             edge_rows=rows,
@@ -317,7 +317,7 @@ class GATv2Conv(GraphLayer):
 
 
 def _blocks(vector: Tensor) -> Tensor:
-    """A vector for each head, (1, heads, depth), as a matrix (heads * depth, heads)."""
+    """Write a vector for each head, (1, heads, depth), as a matrix (heads * depth, heads)."""
     heads = vector.shape[1]
     return (vector[0, :, :, None] * torch.eye(heads).to(vector)[:, None]).flatten(0, 1)
 
@@ -325,7 +325,7 @@ def _blocks(vector: Tensor) -> Tensor:
 def _with_self_loops(
     edge_index: Tensor, features: Tensor | None, fill: float | str, nodes: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Exactly one self-loop for each of the first `nodes` nodes, after all other edges."""
+    """Replace self-loops by one for each of the first `nodes` nodes, after all other edges."""
     others = edge_index[0] != edge_index[1]
     edge_index = edge_index[:, others]
     loops = torch.arange(nodes, dtype=edge_index.dtype, device=edge_index.device).expand(2, -1)
@@ -333,12 +333,12 @@ def _with_self_loops(
     if features is None:
         return joined, None
     features = features[others]
-    # The empty product is 1, everything else that is empty 0.
+    # The empty product is 1, every other empty reduction 0.
     empty = float(fill == "mul") if isinstance(fill, str) else fill
     filled = features.new_full((nodes, features.shape[1]), empty)
     if isinstance(fill, str):
         inside = edge_index[1] < nodes
         places = edge_index[1][inside].long()[:, None].expand(-1, features.shape[1])
-        how = _COMBINED[fill]
-        filled = filled.scatter_reduce(0, places, features[inside], how, include_self=False)
+        reduction = _COMBINED[fill]
+        filled = filled.scatter_reduce(0, places, features[inside], reduction, include_self=False)
     return joined, torch.cat((features, filled))

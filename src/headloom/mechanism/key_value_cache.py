@@ -1,4 +1,4 @@
-"""Keys and values of earlier steps, written into memory that is there already."""
+"""Keys and values of earlier steps, in preallocated memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from headloom.errors import ShapeError
 from headloom.mechanism.shapes import describe
 
-#: Positions that the first memory has, at least.
+#: Least number of positions of the first memory.
 _FIRST = 16
 #: Keys and values.
 _Pair = tuple[Tensor, Tensor]
@@ -20,12 +20,12 @@ class KeyValueCache:
     Self-attention appends to it, cross-attention fills it once. Both tensors are
     (batch, kv_heads, keys, depth), or None before the first call.
 
-    Where no derivatives are taken, new positions are written behind the others, in memory that
-    doubles when it is full, so that a step copies what is new alone. What `keys` and `values` give
-    may then be written over by `reorder`. In a compiled program all steps of a cache are in
+    If gradients are off, new positions are written in place, in memory that doubles when it is
+    full, so that a step copies only the new positions. `reorder` may then overwrite the tensors
+    `keys` and `values`. In a compiled program either all steps of a cache run in
     `torch.inference_mode`, or none.
 
-    Position by position, the rows of one call over all of them:
+    Step by step, it gives the same rows as one call over all positions:
 
     >>> import headloom
     >>> layer, tokens = headloom.MultiHeadAttention(8, 2, kind="decoder"), torch.randn(1, 5, 8)
@@ -40,101 +40,101 @@ class KeyValueCache:
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        # Where both lie, (batch, positions, kv_heads, depth), and what was given of it; None: they
-        # fill their own memory.
-        self._room: tuple[_Pair, _Pair] | None = None
+        # Memory, (batch, positions, kv_heads, depth), and its views that were returned; None:
+        # there is no spare memory.
+        self._memory: tuple[_Pair, _Pair] | None = None
 
     def __copy__(self) -> KeyValueCache:
-        """Another that goes on from here: what one writes, the other does not see."""
-        other = KeyValueCache()
-        other.keys, other.values = self.keys, self.values
-        self._room = None  # what this one writes next goes to memory of its own
-        return other
+        """Return an independent copy: later appends to one do not change the other."""
+        copied = KeyValueCache()
+        copied.keys, copied.values = self.keys, self.values
+        self._memory = None  # so that this cache does not write to shared memory
+        return copied
 
     @property
     def length(self) -> int:
-        """How many keys it holds."""
+        """Number of keys."""
         return 0 if self.keys is None else self.keys.shape[2]
 
     def append(self, keys: Tensor, values: Tensor, *, kept: bool = False) -> _Pair:
-        """Add keys and values of new positions; returns all of them.
+        """Add keys and values of new positions; return all of them.
 
-        kept: whether somebody holds on to what is returned: it will not change.
+        kept: whether the caller keeps the returned tensors: they are then never overwritten.
 
-        Raises: ShapeError: other sizes than the positions that it holds.
+        Raises: ShapeError: sizes that differ from those of the positions in the cache.
         """
         if self.keys is not None and self.values is not None:
             both = ((self.keys, keys), (self.values, values))
             for old, new in both:
                 if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
                     raise ShapeError(
-                        f"KeyValueCache: it holds {describe(old)} as (batch, heads, positions, "
-                        f"depth), and is given {describe(new)}. Begin a new cache, or reorder this "
-                        "one."
+                        f"KeyValueCache: it has {describe(old)} as (batch, heads, positions, "
+                        f"depth), the new positions {describe(new)}. Use a new cache, or reorder "
+                        "this one."
                     )
             fit = all(old.dtype == new.dtype and old.device == new.device for old, new in both)
             if kept or torch.is_grad_enabled() or not fit or keys.shape[2] != values.shape[2]:
                 keys, values = torch.cat(both[0], 2), torch.cat(both[1], 2)
-                self._room = None
+                self._memory = None
             else:
                 start, end = self.length, self.length + keys.shape[2]
-                room = self._own_room()
-                if room is None or room[0].shape[1] < end:
-                    room = (_roomier(self.keys, end), _roomier(self.values, end))
-                for part, new in zip(room, (keys, values), strict=True):
+                memory = self._writable_memory()
+                if memory is None or memory[0].shape[1] < end:
+                    memory = (_enlarged(self.keys, end), _enlarged(self.values, end))
+                for part, new in zip(memory, (keys, values), strict=True):
                     part[:, start:end] = new.transpose(1, 2)
-                keys, values = self._use(room, end)
+                keys, values = self._use(memory, end)
         self.keys, self.values = keys, values
         return keys, values
 
-    def _use(self, room: _Pair, end: int) -> _Pair:
-        """So many positions of a memory from now on."""
-        keys, values = (part[:, :end].transpose(1, 2) for part in room)
-        self._room = room, (keys, values)
+    def _use(self, memory: _Pair, end: int) -> _Pair:
+        """Return views of the first positions of a memory, and keep both."""
+        keys, values = (part[:, :end].transpose(1, 2) for part in memory)
+        self._memory = memory, (keys, values)
         return keys, values
 
-    def _own_room(self) -> _Pair | None:
-        """The memory, where it holds what `keys` and `values` are and may be written to."""
-        if self._room is None:
+    def _writable_memory(self) -> _Pair | None:
+        """Return the memory if `keys` and `values` are views of it and it may be written to."""
+        if self._memory is None:
             return None
-        room, given = self._room
-        # Somebody may have put others in the place of those that were given.
-        own = self.keys is given[0] and self.values is given[1]
-        return room if own and _may_be_written(room[0]) else None
+        memory, views = self._memory
+        # The caller may have replaced the attributes `keys` and `values`.
+        unchanged = self.keys is views[0] and self.values is views[1]
+        return memory if unchanged and _may_be_written(memory[0]) else None
 
     def reorder(self, order: Tensor) -> None:
-        """Take sequence ``order[b]`` as sequence b: beams survive, die or split.
+        """Make sequence ``order[b]`` the new sequence b, as beam search does.
 
-        Where no derivatives are taken, only sequences that change places are copied.
+        If gradients are off, only sequences that move are copied.
 
         order: indices into the batch, (new_batch,).
         """
         if self.keys is None or self.values is None:
             return
-        room = self._own_room()
-        if room is None or torch.is_grad_enabled() or len(order) > len(self.keys):
+        memory = self._writable_memory()
+        if memory is None or torch.is_grad_enabled() or len(order) > len(self.keys):
             self.keys = self.keys.index_select(0, order)
             self.values = self.values.index_select(0, order)
-            self._room = None
+            self._memory = None
             return
         end, count = self.length, len(order)
         moved = (order != torch.arange(count, device=order.device)).nonzero()[:, 0]
-        for part in room:
+        for part in memory:
             part[moved, :end] = part[: len(self.keys), :end].index_select(0, order[moved])
-        self.keys, self.values = self._use((room[0][:count], room[1][:count]), end)
+        self.keys, self.values = self._use((memory[0][:count], memory[1][:count]), end)
 
 
 def _may_be_written(tensor: Tensor) -> bool:
-    """Whether a tensor is none of inference mode, or this is it."""
-    # The compiler knows neither: it leaves inference mode while it reads a program.
+    """Whether a tensor may be written in place: not an inference tensor outside inference mode."""
+    # The compiler leaves inference mode while it traces a program.
     if torch.compiler.is_compiling():
         return True
     return torch.is_inference_mode_enabled() or not tensor.is_inference()
 
 
-def _roomier(tensor: Tensor, end: int) -> Tensor:
-    """Room for twice as many positions as there will be, with those that are there."""
+def _enlarged(tensor: Tensor, end: int) -> Tensor:
+    """Return memory for twice as many positions, with a copy of the present ones."""
     batch, heads, length, depth = tensor.shape
-    room = tensor.new_empty(batch, max(2 * end, _FIRST), heads, depth)
-    room[:, :length] = tensor.transpose(1, 2)
-    return room
+    memory = tensor.new_empty(batch, max(2 * end, _FIRST), heads, depth)
+    memory[:, :length] = tensor.transpose(1, 2)
+    return memory

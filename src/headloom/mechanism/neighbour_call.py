@@ -1,7 +1,7 @@
 """A call of attention over the neighbours of a graph, and its formula in plain torch.
 
-An edge j -> i lets query i, its target, look at key j, its source. Rows are compressed (CSR): the
-places of row i are ``row_starts[i]`` up to ``row_starts[i + 1]``.
+With an edge j -> i, query i (the target) attends to key j (the source). Rows are compressed (CSR):
+the places of row i are ``row_starts[i]`` to ``row_starts[i + 1] - 1``.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from torch.nn.functional import leaky_relu, pad
 from headloom.errors import InputError
 from headloom.mechanism.parts import changed
 
-#: Nodes, and edges, at most: the kernels count them in 32 bits.
+#: Largest number of nodes, and of edges: the kernels count them in 32 bits.
 MOST = 2**31 - 1
 
 
 def _grouped(ends: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """A stable sort of edges by one end: where each node's begin, (nodes + 1,), and their order."""
+    """Sort edges by one end, stably: start of each node's edges, (nodes + 1,), and their order."""
     counts = torch.bincount(ends, minlength=nodes)
     return pad(counts.cumsum(0), (1, 0)), torch.sort(ends, stable=True).indices.int()
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The edges of a graph, sorted by target; parallel edges stay edges of their own.
+    """Edges of a graph, sorted by target; parallel edges stay separate.
 
-    targets, sources   how many nodes look, and how many are looked at
+    targets, sources   number of target and of source nodes
     row_starts         int64, (targets + 1,)
     columns            int32, (edges,): the source of each place
-    numbers            int32, (edges,): the caller's number of the edge at each place; None: its
-                       place
+    numbers            int32, (edges,): the caller's index of the edge at each place; None: the same
     """
 
     targets: int
@@ -48,9 +47,9 @@ class Edges:
 
     @classmethod
     def of_index(cls, edge_index: Tensor, targets: int, sources: int) -> Edges:
-        """The edges of PyTorch Geometric's `edge_index`: integers (2, edges), sources over targets.
+        """Return the edges of PyTorch Geometric's `edge_index`, integers (2, edges).
 
-        Raises: InputError: it names a node that is not there; too many nodes or edges.
+        Raises: InputError: it has a node that does not exist; too many nodes or edges.
         """
         if max(targets, sources, edge_index.shape[1]) > MOST:
             raise InputError(f"edges: expected {MOST:,} or fewer nodes and edges.")
@@ -70,18 +69,18 @@ class Edges:
 
     @property
     def rows(self) -> Tensor:
-        """The target of each place: int64, (edges,)."""
+        """Target of each place: int64, (edges,)."""
         targets = torch.arange(self.targets, device=self.columns.device)
         return torch.repeat_interleave(targets, self.row_starts.diff(), output_size=len(self))
 
     @cached_property
     def by_source(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Column by column: where each source's begin, their targets, and their places."""
+        """Edges sorted by source: start of each source's edges, their targets and their places."""
         starts, places = _grouped(self.columns, self.sources)
         return starts, self.rows.int()[places.long()], places
 
     def by_number(self, by_place: Tensor) -> Tensor:
-        """What stands place by place, (edges, ...), in the order of the caller's edges."""
+        """Reorder a tensor by place, (edges, ...), to the caller's order of edges."""
         if self.numbers is None:
             return by_place
         order = torch.empty_like(self.numbers, dtype=torch.int64)
@@ -89,12 +88,12 @@ class Edges:
         return by_place[order]
 
     def by_place(self, by_number: Tensor) -> Tensor:
-        """What stands in the order of the caller's edges, (edges, ...), place by place."""
+        """Reorder a tensor in the caller's order of edges, (edges, ...), to places."""
         return by_number if self.numbers is None else by_number[self.numbers.long()]
 
 
 class NeighbourScore(IntEnum):
-    """How target i and source j match; the numbers are those of native/neighbours.h.
+    """Kind of score of target i and source j; the numbers are those of native/neighbours.h.
 
     ADDITIVE   ``LeakyReLU(a_i + b_j + t_ij)``: Velickovic et al. 2018, equation 3
     VECTOR     ``a . LeakyReLU(q_i + k_j + e_ij) + t_ij``: Brody et al. 2022, equation 7
@@ -108,18 +107,18 @@ class NeighbourScore(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class NeighbourCall:
-    """The arguments of a call. Nodes come first, all heads of a node together.
+    """Arguments of a call; the first dimension is nodes, the second heads.
 
     values           (sources, heads, value_depth)
     target_terms     a, (targets, heads), and
     source_terms     b, (sources, heads), of additive scores
     queries          q, (targets, heads, depth), and
-    keys             k, (sources, heads, depth), of the other two
+    keys             k, (sources, heads, depth), of vector and dot scores
     vector           a, (heads, depth), of vector scores
-    edge_terms       t, (edges, heads), in the order of the caller's edges
+    edge_terms       t, (edges, heads), in the caller's order of edges
     edge_rows        e, (edges, heads, depth), in the same order; of vector scores
-    kept             bool, (edges, heads), by place: weights that dropout leaves; None: all
-    kept_factor      what these are multiplied by
+    kept             bool, (edges, heads), by place: weights that dropout keeps; None: all
+    kept_factor      factor on the kept weights
     """
 
     edges: Edges
@@ -137,7 +136,7 @@ class NeighbourCall:
     kept: Tensor | None = None
     kept_factor: float = 1.0
 
-    #: What gradients may flow to.
+    #: Names of the differentiable tensors.
     names: ClassVar = (
         "values", "target_terms", "source_terms", "queries", "keys", "vector", "edge_terms",
         "edge_rows",
@@ -145,21 +144,21 @@ class NeighbourCall:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors of these names."""
+        """Differentiable tensors, in the order of `names`."""
         return tuple(getattr(self, name) for name in self.names)
 
     @property
     def learns(self) -> bool:
-        """Whether a gradient is asked for."""
+        """Whether a tensor requires a gradient."""
         return any(tensor is not None and tensor.requires_grad for tensor in self.tensors)
 
     @property
     def heads(self) -> int:
-        """How many heads there are."""
+        """Number of heads."""
         return self.values.shape[1]
 
     def with_dropout(self, probability: float) -> NeighbourCall:
-        """The same call, each weight set to 0 with a probability, and the others grown to match."""
+        """Return the call with dropout: weights set to 0 with a probability, the others scaled."""
         if not probability:
             return self
         kept = torch.empty(len(self.edges), self.heads, dtype=torch.bool, device=self.values.device)
@@ -167,22 +166,22 @@ class NeighbourCall:
         return changed(self, kept=kept.bernoulli_(1 - probability), kept_factor=factor)
 
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> NeighbourCall:
-        """The same call of other tensors, in the order of `tensors`."""
+        """Return the call with other tensors, in the order of `tensors`."""
         return changed(self, **dict(zip(self.names, tensors, strict=True)))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> NeighbourCall:
-        """The same call, each of `tensors` changed."""
+        """Return the call with a function applied to each of `tensors`."""
         tensors = tuple(None if tensor is None else change(tensor) for tensor in self.tensors)
         return self.with_tensors(tensors)
 
 
 def _needed(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None  # whoever names a score gives what it reads
+    assert tensor is not None  # a call has the tensors of its kind of score
     return tensor
 
 
 def raw_scores(call: NeighbourCall) -> Tensor:
-    """The score of every edge, by place, (edges, heads)."""
+    """Return the score of every edge, by place, (edges, heads)."""
     edges = call.edges
     rows, columns = edges.rows, edges.columns.long()
     terms = None if call.edge_terms is None else edges.by_place(call.edge_terms)
@@ -201,13 +200,12 @@ def raw_scores(call: NeighbourCall) -> Tensor:
 
 
 def weights_of(call: NeighbourCall, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The softmax of scores in each row, (edges, heads), and its log-sum-exp, (targets, heads)."""
+    """Return the softmax of each row, (edges, heads), and its log-sum-exp, (targets, heads)."""
     rows, shape = call.edges.rows, (call.edges.targets, scores.shape[1])
     with torch.no_grad():
-        most = scores.new_full(shape, -torch.inf)
-        places = rows[:, None].expand_as(scores)
-        most = most.scatter_reduce(0, places, scores, "amax").masked_fill_(most.isnan(), torch.nan)
-        shift = most.masked_fill(most == -torch.inf, 0)
+        largest = scores.new_full(shape, -torch.inf)
+        largest = largest.scatter_reduce(0, rows[:, None].expand_as(scores), scores, "amax")
+        shift = largest.masked_fill(largest == -torch.inf, 0)
     exponentials = (scores - shift[rows]).exp()
     sums = scores.new_zeros(shape).index_add(0, rows, exponentials)
     empty = sums == 0
@@ -216,12 +214,12 @@ def weights_of(call: NeighbourCall, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dropped(call: NeighbourCall, weights: Tensor) -> Tensor:
-    """What dropout leaves of weights by place."""
+    """Apply dropout to weights by place."""
     return weights if call.kept is None else weights * call.kept * call.kept_factor
 
 
 def output(call: NeighbourCall) -> Tensor:
-    """The weighted sums, (targets, heads, value_depth)."""
+    """Return the weighted sums, (targets, heads, value_depth)."""
     weights, _ = weights_of(call, raw_scores(call))
     messages = dropped(call, weights)[..., None] * call.values[call.edges.columns.long()]
     shape = (call.edges.targets, *call.values.shape[1:])

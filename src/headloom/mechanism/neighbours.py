@@ -1,4 +1,4 @@
-"""Attention over the neighbours of a graph, by the kernels or by torch; its weights as a graph.
+"""Attention over the neighbours of a graph, by kernels or by torch, and its attention graph.
 
     output_i = sum_j w_ij v_j,    w_ij = exp(s_ij) / sum_{k in N(i)} exp(s_ik)
 
@@ -38,10 +38,10 @@ from headloom.mechanism.shapes import Output, repeat_kv_heads
 
 
 def neighbour_attention(call: NeighbourCall) -> Tensor:
-    """The weighted sums, (targets, heads, value_depth); 0 for a node without neighbours.
+    """Return the weighted sums, (targets, heads, value_depth); 0 for a node without neighbours.
 
-    Differentiable as often as asked. On the CPU in float32, and in half precision, which is
-    computed in float32, a fused kernel; elsewhere torch, which forms a row of values for each edge.
+    Differentiable any number of times. On the CPU, float32 and half precision (computed in float32)
+    use a fused kernel; otherwise torch forms a row of values for each edge.
     """
     call, dtype = _in_float(call)
     output = native.output if native.why_not_served(call) is None else by_torch
@@ -49,7 +49,7 @@ def neighbour_attention(call: NeighbourCall) -> Tensor:
 
 
 def neighbour_weights(call: NeighbourCall) -> Tensor:
-    """The weight of every edge, (edges, heads), in the order of the caller's; dropout applied."""
+    """Return the weight of every edge, (edges, heads), in the caller's order, after dropout."""
     call, dtype = _in_float(call)
     weights, _ = weights_of(call, raw_scores(call))
     return call.edges.by_number(dropped(call, weights)).to(dtype)
@@ -58,93 +58,93 @@ def neighbour_weights(call: NeighbourCall) -> Tensor:
 def neighbour_graph(
     call: NeighbourCall, k: int | None = None, received: int | None = None
 ) -> AttentionGraph:
-    """The attention graph of a call: of each query the k strongest edges, before dropout.
+    """Return the attention graph of a call: the k strongest edges of each query, before dropout.
 
-    k: None for all. received: see AttentionCall. Returns: (heads, targets, k), differentiable.
+    k: None: all. received: see AttentionCall. Returns: (heads, targets, k), differentiable.
     """
     call, dtype = _in_float(call)
     edges = call.edges
-    learns = torch.is_grad_enabled() and call.learns
-    by_kernel = not learns and native.why_not_served(call) is None
+    needs_grad = torch.is_grad_enabled() and call.learns
+    by_kernel = not needs_grad and native.why_not_served(call) is None
     scores = native.scores_of(call) if by_kernel else raw_scores(call)
     weights, lse = weights_of(call, scores)
     rows, (targets, heads) = edges.rows, lse.shape
-    seen = scores != -torch.inf
+    visible = scores != -torch.inf
     # (From 0, so that the entropy of a row with one neighbour is 0 and not -0.)
-    log_weights = (scores - lse[rows]).masked_fill(~seen, 0)
+    log_weights = (scores - lse[rows]).masked_fill(~visible, 0)
     entropy = lse.new_zeros(lse.shape).index_add(0, rows, -(weights * log_weights))
-    count = lse.new_zeros(lse.shape, dtype=torch.int64).index_add(0, rows, seen.long())
+    count = lse.new_zeros(lse.shape, dtype=torch.int64).index_add(0, rows, visible.long())
     if k is None:
         k = int(edges.row_starts.diff().max()) if targets else 0
-    places = _places(call, scores, seen, k)
+    places = _places(call, scores, visible, k)
     kept = places >= 0
-    at, head = places.clamp(min=0), torch.arange(heads, device=places.device)[:, None, None]
+    index, head = places.clamp(min=0), torch.arange(heads, device=places.device)[:, None, None]
 
-    def of_places(numbers: Tensor, empty: float) -> Tensor:
-        if not len(edges):  # one that is not kept: there is nothing to choose from
+    def select(numbers: Tensor, empty: float) -> Tensor:
+        if not len(edges):  # one empty edge, since an index needs something to select from
             numbers = torch.cat((numbers, numbers.new_full((1, heads), empty)))
-        return numbers[at, head].masked_fill(~kept, empty)
+        return numbers[index, head].masked_fill(~kept, empty)
 
     columns = edges.columns[:, None].expand(-1, heads)
-    kept_weights = of_places(weights, 0)
+    kept_weights = select(weights, 0)
     rest = (1 - kept_weights.sum(-1)).clamp(min=0).masked_fill(count.T == 0, 0)
-    everything = kept.sum(-1) == count.T
+    all_kept = kept.sum(-1) == count.T
     return AttentionGraph(
-        keys=of_places(columns, -1),
-        scores=of_places(scores, -torch.inf),
+        keys=select(columns, -1),
+        scores=select(scores, -torch.inf),
         weights=kept_weights.to(dtype),
         lse=lse.T,
         entropy=entropy.T,
-        rest=rest.masked_fill(everything, 0),
+        rest=rest.masked_fill(all_kept, 0),
         count=count.T.int(),
         length=edges.sources,
         **of_edges(weights, rows, edges.columns, (targets, edges.sources), received)._asdict(),
     )
 
 
-def _places(call: NeighbourCall, scores: Tensor, seen: Tensor, k: int) -> Tensor:
-    """The places of the k strongest edges of each row, (heads, targets, k), -1 past the last."""
+def _places(call: NeighbourCall, scores: Tensor, visible: Tensor, k: int) -> Tensor:
+    """Return the places of the k strongest edges of each row, (heads, targets, k), padded by -1."""
     edges = call.edges
     with torch.no_grad():
         by_key = torch.sort(edges.columns, stable=True).indices
-        found = []
+        tables = []
         for head in range(scores.shape[1]):
             order = by_key[torch.sort(scores[by_key, head], descending=True, stable=True).indices]
             order = order[torch.sort(edges.rows[order], stable=True).indices]
             rows = edges.rows[order]
             rank = torch.arange(len(order), device=rows.device) - edges.row_starts[rows]
-            strong = (rank < k) & seen[order, head]
+            strong = (rank < k) & visible[order, head]
             table = torch.full((edges.targets, k), -1, device=rows.device)
             table[rows[strong], rank[strong]] = order[strong]
-            found.append(table)
-        return torch.stack(found)
+            tables.append(table)
+        return torch.stack(tables)
 
 
 def _in_float(call: NeighbourCall) -> tuple[NeighbourCall, torch.dtype]:
-    """Half precision in float32, and the type that results are given in."""
+    """Convert half precision to float32; also return the dtype of the results."""
     dtype = call.values.dtype
     if dtype not in (torch.float16, torch.bfloat16):
         return call, dtype
     return call.mapped(Tensor.float), dtype
 
 
-#: Cells of the matrix for each edge from which going along the edges pays.
+#: Least ratio of matrix cells to edges for which computing edge by edge is faster.
 SPARSE = 8
 
 
 def why_not_served(call: AttentionCall, named: object = None) -> str | None:
-    """Why a call does not go along the edges of a graph; None where it does, on the CPU.
+    """Why a call is not computed edge by edge (on the CPU); None if it is.
 
-    named: the backend that was named: the kernels then, which take no float64.
+    named: the backend that the caller named: then only the kernels, which take no float64.
     """
-    no_graph = "the mask is no graph of few edges, with a score of the graph kernels"
+    no_graph = "the mask is no sparse graph, or the score is none of the graph kernels'"
     mask, queries = call.mask, call.queries
     if not isinstance(mask, Neighbours) or kernels is None or isinstance(call.keep, All):
         return no_graph
     rules = (call.relative, call.bias, call.softcap, call.sinks)
     if any(rule is not None for rule in rules) or not queries.is_cpu or not queries.shape[0]:
         return no_graph
-    if type(call.score) in (Dot, ScaledDot, Bilinear):  # a subclass has a formula of its own
+    if type(call.score) in (Dot, ScaledDot, Bilinear):  # a subclass may have another formula
         serves = len(mask.columns) * SPARSE <= queries.shape[2] * call.keys.shape[2]
     else:
         serves = type(call.score) in (GraphAttention, GraphAttentionV2) and call.scale == 1
@@ -153,22 +153,22 @@ def why_not_served(call: AttentionCall, named: object = None) -> str | None:
 
 
 def attend(call: AttentionCall) -> tuple[Output, AttentionGraph | None]:
-    """Output of a call that is served, and its graph where it keeps one."""
+    """Return the output of a call that is served, and its graph if it keeps one."""
     calls = _calls(call)
-    outputs = [neighbour_attention(each.with_dropout(call.dropout)) for each in calls]
-    output = torch.stack([each.transpose(0, 1) for each in outputs])
+    outputs = [neighbour_attention(part.with_dropout(call.dropout)) for part in calls]
+    output = torch.stack([part.transpose(0, 1) for part in outputs])
     if not isinstance(call.keep, Top):
         return output, None
-    graphs = [neighbour_graph(each, call.places, call.received) for each in calls]
+    graphs = [neighbour_graph(part, call.places, call.received) for part in calls]
     names = [name for name in NAMES[1:] if getattr(graphs[0], name) is not None]
     stacked = {name: torch.stack([getattr(graph, name) for graph in graphs]) for name in names}
     return output, changed(graphs[0], **stacked, symmetric=call.symmetric)
 
 
 def _calls(call: AttentionCall) -> list[NeighbourCall]:
-    """One for each input of the batch."""
+    """Return a call for each input of the batch."""
     mask = call.mask
-    assert isinstance(mask, Neighbours)  # a call that is served
+    assert isinstance(mask, Neighbours)  # since the call is served
     starts = mask.row_starts.contiguous()
     edges = Edges(len(starts) - 1, mask.keys, starts, mask.columns.int())
     keys, values = (repeat_kv_heads(tensor, call.heads) for tensor in (call.keys, call.values))
@@ -183,24 +183,24 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
     ]
     calls = []
     for query, key, value in zip(*by_node, strict=True):
-        one = NeighbourCall(edges, NeighbourScore.DOT, value, scale=call.scale)
+        part = NeighbourCall(edges, NeighbourScore.DOT, value, scale=call.scale)
         if isinstance(score, GraphAttention):
-            one = changed(
-                one, score=NeighbourScore.ADDITIVE, slope=score.slope,
+            part = changed(
+                part, score=NeighbourScore.ADDITIVE, slope=score.slope,
                 target_terms=_terms(query, score.query_vector),
                 source_terms=_terms(key, score.key_vector),
             )  # fmt: skip
         else:
-            one = changed(one, queries=query, keys=key)
+            part = changed(part, queries=query, keys=key)
         if isinstance(score, GraphAttentionV2):
             vector = score.vector.to(query).expand(call.heads, -1)
-            one = changed(one, score=NeighbourScore.VECTOR, slope=score.slope, vector=vector)
-        calls.append(one)
+            part = changed(part, score=NeighbourScore.VECTOR, slope=score.slope, vector=vector)
+        calls.append(part)
     return calls
 
 
 def _terms(nodes: Tensor, vector: Tensor) -> Tensor:
-    """A term of each node and head, (nodes, heads): what a score of two terms reads of it."""
+    """Return the term of each node and head in an additive score, (nodes, heads)."""
     if nodes.dtype in (torch.float16, torch.bfloat16):
         nodes, vector = nodes.float(), vector.float()
     return node_terms(nodes.transpose(0, 1), vector).T
