@@ -104,7 +104,6 @@ DRAWN = {
     "history-weights": ("headloom demo", DEMO / "pictures" / "history-weights.png"),
     "induction-head": ("python examples/induction.py", INDUCTION / "induction-head.png"),
     "previous-head": ("python examples/induction.py", INDUCTION / "previous-head.png"),
-    "asked-reads": ("python examples/asked.py", Path("runs/asked/reads.png")),
     "asked-looks-up": ("python examples/asked.py", Path("runs/asked/looks-up.png")),
     "far-pixels": (
         "python benchmarks/evidence/far_pixels.py --picture runs/far-pixels.png",
@@ -232,7 +231,7 @@ def draw_eviction(file: Path, path: Path, tokens: int = 4096) -> None:
 
 
 def draw_alignment(trained: str, folder: Path, path: Path) -> None:
-    """What docs/alignment.md shows: a pair of sentences, and the links of one head."""
+    """What docs/howto/alignment.md shows: a pair of sentences, and the links of one head."""
     files = [folder / f"two.{language}" for language in ("en", "de")]
     for file, text in zip(files, PAIR, strict=True):
         file.write_text(f"{text}\n", "utf-8")

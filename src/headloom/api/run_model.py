@@ -177,7 +177,7 @@ class RunModel(Model):
     def _alignments(self, window: list[TranslatedLine], n_best: int) -> Iterator[JsonObject]:
         """Align the words of each hypothesis that ended, by the mean of all heads.
 
-        Of the rows that write a word: those that read it are blurred (docs/alignment.md).
+        Of the rows that write a word: those that read it are blurred (docs/howto/alignment.md).
         """
         pairs = [
             (line.source, self._run.vocabulary.decode(hypothesis.tokens))
