@@ -212,7 +212,7 @@ def test_what_no_file_says_must_be_said(headloom_main: Command, tmp_path: Path) 
     (tmp_path / "model.pt").write_bytes(b"anything")
     for name, line in (
         ("a.npz", "do not say who may look at whom. Give the mask: causal"),
-        ("model.pt", "read by running what is in them"),
+        ("model.pt", "would run code that is in them"),
         ("no.npz", "no such file"),
     ):
         assert line in headloom_main("import", tmp_path / name, "-o", tmp_path / "t").one_line()

@@ -78,12 +78,12 @@ def test_a_swap_that_fails_puts_the_old_folder_back(
 
 def test_a_folder_of_results_is_one_process_alone(tmp_path: Path) -> None:
     with (
-        folders.own_folder(tmp_path / "out", "traces this corpus") as first,
+        folders.locked_folder(tmp_path / "out", "traces this corpus") as first,
         pytest.raises(DataError, match=r"out: another process traces this corpus\. Wait for it"),
-        folders.own_folder(first, "traces this corpus"),
+        folders.locked_folder(first, "traces this corpus"),
     ):
         pass
-    with folders.own_folder(tmp_path / "out", "traces this corpus"):
+    with folders.locked_folder(tmp_path / "out", "traces this corpus"):
         pass  # the lock went with the first
 
 
@@ -159,7 +159,7 @@ def test_killed_at_any_moment_the_trace_is_whole_or_says_how_to_resume(
         assert process.wait() == -signal.SIGKILL
     assert len(names(tmp_path)) > 1
     if found is None:
-        line = r"no such trace: its writing was interrupted\. Give the command that writes it again"
+        line = r"no such trace: its writing was interrupted\. Run the command that writes it again"
         with pytest.raises(DataError, match=line):
             headloom.open(path)
     else:
@@ -180,10 +180,10 @@ def test_a_first_trace_that_is_killed_says_how_to_resume(
     program = textwrap.dedent(WRITER)
     with loaded.start("before the manifest", path, "a b", program=program) as process:
         assert process.wait() == -signal.SIGKILL
-    with pytest.raises(DataError, match=r"no such trace: its writing was interrupted\. Give the"):
+    with pytest.raises(DataError, match=r"no such trace: its writing was interrupted\. Run the"):
         headloom.open(path)
     (part,) = tmp_path.iterdir()
-    with pytest.raises(DataError, match=r"a half-written trace: .* removes what is left"):
+    with pytest.raises(DataError, match=r"a half-written trace: .* removes the remains"):
         headloom.open(part)
     make_trace(["a", "b"]).save(path)
     assert names(tmp_path) == ["t"]

@@ -34,7 +34,7 @@ DAMAGE = {
     "a half-written trace": lambda f: (f / "trace.json").unlink(),
     "line 1 is not JSON": lambda f: (f / "trace.json").write_text("{"),
     "line 1 is not UTF-8": lambda f: (f / "trace.json").write_bytes(b"\xff"),
-    "does not say that it is a headloom-trace": lambda f: manifest(f, lambda m: m.pop("format")),
+    "has no format 'headloom-trace'": lambda f: manifest(f, lambda m: m.pop("format")),
     "a trace of version 2, made by headloom 9.9": lambda f: manifest(
         f, lambda m: m.update(version=2, headloom="9.9")
     ),

@@ -69,7 +69,7 @@ def test_of_a_run_that_does_not_begin_nothing_is_left(tmp_path: Path) -> None:
 def test_one_training_at_a_time(tmp_path: Path) -> None:
     with (
         RunFolder.training_lock(tmp_path / "a"),
-        pytest.raises(InputError, match="is being trained already, by another process or in this"),
+        pytest.raises(InputError, match="is being trained already, in this or another process"),
     ):
         locked(tmp_path / "a")
     locked(tmp_path / "a")

@@ -24,10 +24,11 @@ WHOLE = {
 
 def again(terms: Terms) -> Terms:
     """Written and read: what goes into the manifest, and the tensors."""
-    entry: dict[str, Any] = {"mask": terms.rule, "window": terms.window, "terms": terms.said()}
+    entry: dict[str, Any] = {"mask": terms.rule, "window": terms.window}
+    entry["terms"] = terms.to_manifest()
     tensors = terms.tensors()
     assert entry["terms"]["tensors"] == sorted(tensors)
-    return Terms.stored(entry, tensors, QUERIES)
+    return Terms.from_manifest(entry, tensors, QUERIES)
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

@@ -141,7 +141,7 @@ def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch) -> 
         with pytest.raises(headloom.DataError, match="is not overwritten: it is no trace"):
             trace.save(path, overwrite=True)
     (dear / "trace.json").write_text('{"format": "other"}')
-    with pytest.raises(headloom.DataError, match="does not say that it is a headloom-trace"):
+    with pytest.raises(headloom.DataError, match="has no format 'headloom-trace'"):
         trace.save(dear, overwrite=True)
     assert sorted(file.name for file in dear.iterdir()) == ["thesis", "trace.json"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["dear", "file"]
@@ -196,6 +196,6 @@ def test_a_trace_written_anew_while_it_is_open_is_not_mixed_with_the_old(tmp_pat
     opened = headloom.open(tmp_path / "t")
     first = opened.layers[0].graph.weights
     saved(2)
-    with pytest.raises(headloom.DataError, match=r"written anew, moved or removed since it was"):
+    with pytest.raises(headloom.DataError, match=r"rewritten, moved or removed since it was"):
         opened.layers[0].queries  # noqa: B018 - read from the other trace's file
     assert not torch.equal(headloom.open(tmp_path / "t").layers[0].graph.weights, first)

@@ -27,7 +27,7 @@ from headloom.formats.files import (
     text_lines,
     write_json,
 )
-from headloom.formats.folders import own_folder
+from headloom.formats.folders import locked_folder
 from headloom.formats.verification import ON_ANOTHER_TEXT
 from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.tracing.options import TraceOptions, Verify
@@ -220,7 +220,7 @@ def _trace_all(
     work: TracingWork, texts: Mapping[str, str], workers: str, progress: _Told, model: Model | None
 ) -> CorpusTraces:
     folder = work.folder
-    with own_folder(folder, "traces there"):
+    with locked_folder(folder, "traces there"):
         content = _listed(folder, work, texts)
         missing = {
             title: text for title, text in texts.items() if not (folder / f"{title}.loom").exists()

@@ -1,1 +1,1 @@
-"""What lies on disk: run folders, histories, trace folders. Both wings read them."""
+"""Files on disk: run folders, histories, trace folders. Training and tracing both read them."""

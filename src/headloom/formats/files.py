@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, by a temporary name and a rename; read by one door."""
+"""Atomic writing of files (a temporary name, then a rename), and reading with clear errors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from typing import Any, BinaryIO, cast
 
 from headloom.errors import DataError, InputError
 
-#: An object of JSON, to be written or as it was read; and one that is only read.
+#: A JSON object; and a read-only one.
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
 
-#: In every temporary name, after a dot and the name of the file to be.
+#: Part of every temporary name, after a dot and the name of the target file.
 MARK = ".headloom-part-"
-#: What to do where nothing can be made.
+#: Remedy where a folder is missing or not writable.
 NOT_WRITABLE = "Choose a folder that exists and is writable."
-#: Where the shell hands over what it has opened, as in ``headloom train <(echo ...)``.
-_HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+#: File descriptors opened by the shell, as in ``headloom train <(echo ...)``.
+_SHELL_FILES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says of an error, to stand within a sentence.
+    """Return the system's reason for an error, worded to stand within a sentence.
 
     >>> reason_of(PermissionError(13, "Permission denied"))
     'permission denied'
@@ -41,7 +41,7 @@ def reason_of(error: OSError) -> str:
 
 
 def in_brief(error: Exception) -> str:
-    r"""What a library says of what it cannot read, on one line; at least the name of its error.
+    r"""Return a library's error message on one line, or the name of the error where it is empty.
 
     >>> in_brief(ValueError("no magic\nbytes.")), in_brief(MemoryError())
     ('no magic bytes', 'MemoryError')
@@ -51,7 +51,7 @@ def in_brief(error: Exception) -> str:
 
 def sync(path: Path) -> None:
     """Wait until a file or a folder is on the disk."""
-    windows = os.name == "nt"  # which waits only for files, and those that are open for writing
+    windows = os.name == "nt"  # fsync works there only for files open for writing
     if windows and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
@@ -63,9 +63,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path | str, remedy: str = "") -> Iterator[None]:
-    """Turn what the system says while `path` is written into one DataError.
+    """Turn the system's errors while `path` is written into one DataError.
 
-    remedy: what can be done; empty: that nothing was changed, and to try again.
+    remedy: the last sentence of the message; empty: nothing was changed, try again.
     """
     try:
         yield
@@ -79,23 +79,23 @@ def disk_errors(path: Path | str, remedy: str = "") -> Iterator[None]:
 
 
 def temporary_path(path: Path) -> Path:
-    """A new name beside a path to write under; it tells which process writes."""
+    """Return a new temporary path beside `path`; its name holds the host and the process id."""
     owner = f"{platform.node()[:40]}-{os.getpid()}"
     return path.with_name(f".{path.name[:40]}{MARK}{owner}-{secrets.token_hex(4)}")
 
 
 def leftovers(path: Path) -> list[Path]:
-    """What writers of a path that were killed left beside it: files and folders."""
+    """Return the temporary files and folders that killed writers of `path` left beside it."""
     try:
         beside = sorted(path.parent.iterdir())
-    except OSError:  # a folder may be written to, and not listed
+    except OSError:  # a folder may be writable, but not readable
         return []
     start = f".{path.name[:40]}{MARK}"
-    return [each for each in beside if each.name.startswith(start) and not _is_written(each.name)]
+    return [it for it in beside if it.name.startswith(start) and not _has_live_writer(it.name)]
 
 
-def _is_written(name: str) -> bool:
-    """Whether the process that chose a temporary name may live; those of other machines may."""
+def _has_live_writer(name: str) -> bool:
+    """Whether the process in a temporary name may still run; on another machine: assumed so."""
     host, _, rest = name.partition(MARK)[2].rpartition("-")[0].rpartition("-")
     if os.name == "nt" or host != platform.node()[:40] or not rest.isdecimal():
         return host != ""
@@ -103,13 +103,13 @@ def _is_written(name: str) -> bool:
         os.kill(int(rest), 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it lives, and is somebody else's
+    except OSError:  # it runs, as another user
         pass
     return True
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of a folder that nobody else writes (not those below it)."""
+    """Remove the temporary files directly in a folder that no other process writes."""
     for leftover in folder.glob(f".*{MARK}*"):
         if leftover.is_file():
             leftover.unlink(missing_ok=True)
@@ -117,14 +117,14 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
-    """A temporary path to write to; becomes `path` when the block ends well, else is removed.
+    """Yield a temporary path to write to; it replaces `path` unless the block raises an error.
 
-    A link stays a link: the file that it leads to is written. Its rights stay, too.
+    A symbolic link is followed: its target is written. Permissions are kept.
 
     remedy: see `disk_errors`.
 
     Raises: DataError: the disk is full, the folder is missing or not writable, or `path` is no
-    regular file (a folder, a pipe, a device). What was at `path` before is then untouched.
+    regular file (a folder, a pipe, a device). An existing file at `path` is then unchanged.
     """
     path = Path(os.path.realpath(path))
     temporary = temporary_path(path)
@@ -147,19 +147,19 @@ def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
 
 
 def keep_mode(path: Path, new: Path) -> None:
-    """Give what is to stand at a path the rights of what stands there, if anything does."""
+    """Copy the permissions of `path`, if it exists, to the file that will replace it."""
     with suppress(FileNotFoundError):
         new.chmod(stat.S_IMODE(path.stat().st_mode))
 
 
 def write_json(path: Path | str, content: object) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file atomically."""
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON: null instead of NaN and infinity, at any depth.
+    """Replace NaN and infinity by None, at any depth, for JSON.
 
     >>> finite([{"a": 1.5, "b": float("nan")}])
     [{'a': 1.5, 'b': None}]
@@ -172,18 +172,18 @@ def finite(value: Any) -> Any:
 
 
 def open_file(path: Path | str, what: str = "file") -> BinaryIO:
-    """Open a regular file for reading; never waits, as opening a pipe would.
+    """Open a regular file for reading; a pipe, which could block, is refused.
 
     Args:
-        path: where it is; a link is followed.
-        what: what the error calls it.
+        path: of the file; a link is followed.
+        what: name of such a file in errors.
 
-    Raises: DataError: it is missing, no file, or not readable; each by its name.
+    Raises: DataError: it is missing, not a regular file, or not readable.
     """
     if not is_there(path, what):
         raise DataError(f"{path}: no such {what}. Check the path.")
     mode = Path(path).stat().st_mode
-    if not stat.S_ISREG(mode) and not str(path).startswith(_HANDED_OVER):
+    if not stat.S_ISREG(mode) and not str(path).startswith(_SHELL_FILES):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
         article = "" if what.endswith("file") else ", which is a file"
         raise DataError(f"{path}: {kind}; expected a {what}{article}.")
@@ -194,7 +194,7 @@ def open_file(path: Path | str, what: str = "file") -> BinaryIO:
 
 
 def cannot_read(path: Path | str, what: str, error: OSError) -> DataError:
-    """The error for a file or folder that is there, and that the system does not let us read."""
+    """Return the error for an existing file or folder that cannot be read."""
     return DataError(
         f"{path}: cannot read this {what}: {reason_of(error)}. Make it readable, or give another."
     )
@@ -202,13 +202,13 @@ def cannot_read(path: Path | str, what: str, error: OSError) -> DataError:
 
 @contextmanager
 def reading(path: Path | str, what: str, damage: str, remedy: str) -> Iterator[None]:
-    """Turn what a library says of a file that it cannot read into one DataError.
+    """Turn a library's errors on reading a file into one DataError.
 
-    The system's own word comes first; else damage, what the library says, and the remedy.
+    A system error gives its reason; others give `damage`, the library's message and `remedy`.
     """
     try:
         yield
-    except (DataError, UnicodeEncodeError):  # the latter of its path, not of what it holds
+    except (DataError, UnicodeEncodeError):  # the latter from its path, not from its content
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -217,18 +217,18 @@ def reading(path: Path | str, what: str, damage: str, remedy: str) -> Iterator[N
 
 
 def check_file(path: Path | str, what: str = "file") -> None:
-    """Raise what `open_file` raises, before a library opens a file by its name."""
+    """Raise the errors of `open_file`, before a library opens the file by its name."""
     open_file(path, what).close()
 
 
 def is_there(path: Path | str, what: str = "file") -> bool:
-    """Whether anything is at a path; a link that leads nowhere is nothing.
+    """Whether a path exists; False for a broken link.
 
-    Raises: DataError: the system does not say.
+    Raises: DataError: the path cannot be examined.
     """
     try:
         Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # of a name with a zero in it
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character
         return False
     except OSError as error:
         raise cannot_read(path, what, error) from error
@@ -237,7 +237,7 @@ def is_there(path: Path | str, what: str = "file") -> bool:
 
 @contextmanager
 def unpacked(path: Path | str, what: str) -> Iterator[BinaryIO]:
-    """A file to be read in the block; one whose name ends in .gz is decompressed."""
+    """Open a file for reading in the block; a name ending in .gz is decompressed."""
     with open_file(path, what) as file:
         packed = str(path).endswith(".gz")
         try:
@@ -253,13 +253,13 @@ def unpacked(path: Path | str, what: str) -> Iterator[BinaryIO]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path | str, what: str = "file") -> Any:
-    """Read a JSON file; `what` is what the error calls it.
+    """Read a JSON file; `what` names it in errors.
 
     Raises: DataError: it is missing, not readable or not JSON.
     """
@@ -267,7 +267,7 @@ def read_json(path: Path | str, what: str = "file") -> Any:
 
 
 def parse_json(text: str, path: Path | str, what: str) -> Any:
-    """What a JSON text says. Raises: DataError: it is not JSON, or nothing that can be taken in."""
+    """Parse a JSON text. Raises: DataError: it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -278,9 +278,9 @@ def parse_json(text: str, path: Path | str, what: str) -> Any:
 
 
 def read_text(path: Path | str, what: str = "file") -> str:
-    """Read a UTF-8 text file; one whose name ends in .gz is decompressed.
+    """Read a UTF-8 text file; a name ending in .gz is decompressed.
 
-    Raises: DataError: it is missing, not readable or not UTF-8 (says at which line).
+    Raises: DataError: it is missing, not readable or not UTF-8 (with the line number).
     """
     try:
         with unpacked(path, what) as file:
@@ -295,13 +295,13 @@ def read_text(path: Path | str, what: str = "file") -> str:
 
 
 def not_utf8(content: bytes, line: int) -> str:
-    """What is said of content that is not UTF-8 text, and the remedy."""
+    """Return the error message for content that is not UTF-8 text, with the remedy."""
     encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
     return f"line {line} is not UTF-8 text. Convert it, as in: iconv -f {encoding} -t utf-8."
 
 
 def text_lines(text: str) -> list[str]:
-    r"""The lines of a text, as `decoded_lines` counts them; not by splitlines, which counts more.
+    r"""Split a text into lines as `decoded_lines` does; str.splitlines splits at more characters.
 
     >>> text_lines("a\u2028b\x0cc\r\nd\n"), text_lines("")
     (['a\u2028b\x0cc', 'd'], [])
@@ -311,12 +311,12 @@ def text_lines(text: str) -> list[str]:
 
 
 def decoded_lines(file: BinaryIO, name: str) -> Iterator[str]:
-    """Lines as other programs count them: they end in a line feed, and in nothing else.
+    """Decode a file's lines, split at line feeds only, as other programs count them.
 
-    A carriage return before it, and the byte order mark with which some editors begin a file, are
-    no part of a line. No more is read than is asked for, but for the buffer of the file.
+    A carriage return before the line feed and a leading byte order mark are removed. The file is
+    read lazily.
 
-    Raises: InputError: a line is not UTF-8; those before it were given.
+    Raises: InputError: a line is not UTF-8; the lines before it are yielded first.
     """
     for number, content in enumerate(file, 1):
         try:
@@ -329,7 +329,7 @@ def decoded_lines(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def file_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file; one whose name ends in .gz is decompressed.
+    """Yield the lines of a text file; a name ending in .gz is decompressed.
 
     Raises: DataError: it is missing, not readable or damaged; InputError: not UTF-8.
     """

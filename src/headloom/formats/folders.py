@@ -1,9 +1,9 @@
-"""Writing a folder so that it is there whole or not at all, and what a kill leaves is put right.
+"""Atomic writing of folders, with recovery after a killed writer.
 
-While it is written, a folder has a temporary name, which tells the process that writes it: where
-that is gone, the next writer of the same folder removes what it left. A folder that is replaced
-changes places with the new one in one step; where the file system cannot do that, by two renames,
-and what a kill between them leaves is put back by the next writer.
+A folder is written under a temporary name that holds the process id; if that process is gone, the
+next writer of the same folder removes the remains. An existing folder is swapped with the new one
+in one step; where the file system cannot swap, by two renames, and if the process is killed
+between them, the next writer restores the old folder.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from headloom.formats.files import (
     temporary_path,
 )
 
-#: The remedy for a folder whose writing was stopped.
-AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."
+#: Remedy for a folder whose writing was interrupted.
+AGAIN = "Run the command that writes it again: it removes the remains and starts over."
 
-#: Of Linux: to rename within the current folder, and to let two names change places.
+#: Flags of Linux's renameat2: relative to the current folder, and RENAME_EXCHANGE (swap).
 _AT_FDCWD, _EXCHANGE = -100, 2
 
 
@@ -41,19 +41,19 @@ _AT_FDCWD, _EXCHANGE = -100, 2
 def atomic_folder(
     path: Path | str, replaceable: Callable[[Path], str | None] | None = None
 ) -> Iterator[Path]:
-    """A temporary folder to fill; becomes `path` when the block ends well, else is removed.
+    """Yield a temporary folder to fill; it becomes `path` unless the block raises an error.
 
     Args:
-        path: the folder to be; a link to a folder stands for that folder.
-        replaceable: says of what is at `path` why it must stay, or None where it may be replaced.
+        path: of the new folder; a link to a folder is followed.
+        replaceable: returns why the existing `path` must be kept, or None if it may be replaced.
             Without it nothing is replaced.
 
-    Raises: DataError: as for atomic_file, or `path` exists and must stay.
+    Raises: DataError: as for atomic_file, or `path` exists and must be kept.
     """
     path = Path(os.path.realpath(path))
     temporary = temporary_path(path)
     with disk_errors(path, NOT_WRITABLE):
-        _put_right(path)
+        _recover(path)
         _check_replaceable(path, replaceable)
         temporary.mkdir()
     try:
@@ -74,18 +74,18 @@ def atomic_folder(
 
 
 @contextmanager
-def own_folder(path: Path | str, purpose: str) -> Iterator[Path]:
-    """A folder of many results, made where there is none, and no other process's meanwhile.
+def locked_folder(path: Path | str, purpose: str) -> Iterator[Path]:
+    """Lock a folder of results against other processes for the block; create it if it is missing.
 
-    purpose: what the error says another process does there, as "traces this corpus".
+    purpose: completes the error "another process ...", as in "traces this corpus".
 
-    Raises: DataError: it cannot be made, or another process has it.
+    Raises: DataError: it cannot be created, or another process holds the lock.
     """
     path = Path(path)
     with disk_errors(path, "Choose another folder."):
         path.mkdir(parents=True, exist_ok=True)
-        beside = path.absolute().with_name(f".{path.absolute().name}.lock")
-        lock = FileLock(beside, blocking=False)
+        lock_path = path.absolute().with_name(f".{path.absolute().name}.lock")
+        lock = FileLock(lock_path, blocking=False)
         try:
             lock.acquire()
         except Timeout:
@@ -96,17 +96,17 @@ def own_folder(path: Path | str, purpose: str) -> Iterator[Path]:
         yield path
     finally:
         with suppress(OSError):  # of Windows, where it is open
-            beside.unlink()
+            lock_path.unlink()
         lock.release()
 
 
 def was_interrupted(path: Path) -> bool:
-    """Whether a writer of a folder was killed and left something beside it."""
+    """Whether a killed writer of a folder left temporary files beside it."""
     return bool(leftovers(path)) or _old(path).exists()
 
 
 def check_there(path: Path, what: str) -> None:
-    """Raise a DataError where a folder is missing; it says so where its writing was stopped."""
+    """Raise a DataError if a folder is missing; it says whether its writing was interrupted."""
     if is_there(path, what):
         return
     if was_interrupted(path):
@@ -115,12 +115,12 @@ def check_there(path: Path, what: str) -> None:
 
 
 def _old(path: Path) -> Path:
-    """Where a folder is for the moment in which another takes its place."""
+    """Return the temporary place of the old folder while it is replaced."""
     return path.with_name(f".{path.name}.old")
 
 
-def _put_right(path: Path) -> None:
-    """Remove what killed writers of a folder left, and put back what they had moved away."""
+def _recover(path: Path) -> None:
+    """Remove the remains of killed writers, and restore a folder that they had moved away."""
     old = _old(path)
     if old.exists() and not path.exists():
         old.rename(path)
@@ -138,7 +138,7 @@ def _check_replaceable(path: Path, replaceable: Callable[[Path], str | None] | N
 
 
 def _swap(new: Path, path: Path) -> None:
-    """Put a folder in the place of another; the other then has the name of the new one."""
+    """Replace the folder `path` by the folder `new`."""
     if _exchange(new, path):
         return
     old = _old(path)
@@ -151,14 +151,14 @@ def _swap(new: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders change places in one step; False: this system or file system cannot."""
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two folders in one step; False: the system or file system does not support it."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    places = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
+    places = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
     if rename(*places, _EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()

@@ -31,26 +31,25 @@ class TraceLayer(DrawnHeads):
     """One attention call of a model.
 
         name           its path in the model
-        kind           "encoder" (a sequence looks at itself), "decoder" (likewise, never ahead)
-                       or "cross" (the target looks at the source)
-        index          its place among the layers of its kind, from 0
+        kind           "encoder" (self-attention), "decoder" (causal self-attention) or "cross"
+                       (the target attends to the source)
+        index          its number among the layers of its kind, from 0
         shape          (heads, queries, keys)
-        queries_from   the sequence its queries are made from: "tokens", "source" or "target"
-        keys_from      the sequence its keys are made from
+        queries_from   the sequence of its queries: "tokens", "source" or "target"
+        keys_from      the sequence of its keys
         query_tokens   a token for each row of the weight matrix
         key_tokens     a token for each column
         scale          the factor on the scores
         positions      relative positions: "none", "shaw", "alibi", "rotary" or "bias" (added to
                        the scores, as by T5). With "shaw", "alibi" and "bias", scores are more
                        than scale * queries . keys
-        mask           "all", "causal", "window" or "ranges" (of keys side by side, one for each
-                       query) where the rule is known, else None
+        mask           "all", "causal", "window" or "ranges" (one range of keys for each query)
+                       where the rule is known, else None
         softcap        c, where scores are c tanh(scale * queries . keys / c), else None
-        deviation      how far, on a sample of rows, what was caught is from what the model's own
-                       attention gives: the largest difference of outputs and weights. None: not
-                       measured
+        deviation      largest difference, on a sample of rows, between the recorded attention and
+                       the model's own (outputs and weights); None: not measured
 
-    What lies on disk is read when it is first asked for.
+    Data on disk are read at first use.
     """
 
     _elsewhere: ClassVar[dict[str, str]] = {
@@ -74,17 +73,17 @@ class TraceLayer(DrawnHeads):
 
     @property
     def heads(self) -> int:
-        """How many heads it has."""
+        """Number of heads."""
         return self.shape[0]
 
     @property
     def one_sequence(self) -> bool:
-        """Whether its sequence looks at itself: queries and keys are the same tokens."""
+        """Whether this is self-attention: queries and keys are the same tokens."""
         return self.queries_from == self.keys_from and self.shape[1] == self.shape[2]
 
     @cached_property
     def graph(self) -> AttentionGraph:
-        """The attention graph of the layer."""
+        """Attention graph of the layer."""
         return self.data.graph
 
     @cached_property
@@ -93,64 +92,64 @@ class TraceLayer(DrawnHeads):
 
     @property
     def queries(self) -> Tensor | None:
-        """The queries as they were scored, (heads, queries, depth), where they were kept."""
+        """Queries as they were scored, (heads, queries, depth), where they were kept."""
         return None if self._queries_keys is None else self._queries_keys[0]
 
     @property
     def keys(self) -> Tensor | None:
-        """The keys as they were scored, (kv_heads, keys, depth), where they were kept."""
+        """Keys as they were scored, (kv_heads, keys, depth), where they were kept."""
         return None if self._queries_keys is None else self._queries_keys[1]
 
     @cached_property
     def terms(self) -> Terms | None:
-        """What enters the weights besides queries and keys; None: it is not known."""
+        """Mask, biases and sinks that enter the weights beside queries and keys; None: unknown."""
         return self.data.terms
 
     @cached_property
     def value_norms(self) -> Tensor | None:
-        """The Euclidean norm of each value, |v_j|, (kv_heads, keys); None: they were not kept.
+        """Euclidean norm of each value, |v_j|, (kv_heads, keys); None: they were not kept.
 
         Head h reads the values of kv head ``h // (heads / kv_heads)``. ``w_ij |v_j|`` is how much
         key j gives to the output of query i (Kobayashi et al. 2020, without the projection).
-        Values that relative positions add are not in it.
+        Values that relative positions add are not included.
         """
         return self.data.value_norms
 
     @cached_property
     def matrix(self) -> AttentionMatrix | None:
-        """The whole weight matrix, exact, never formed; None: see `no_matrix`.
+        """Exact weight matrix as an operator, never stored as a whole; None: see `no_matrix`.
 
         Any tile, ``matrix[head, i0:i1, j0:j1]``, is recomputed from queries, keys and the rows'
-        log-sum-exp; products, column sums and the rest as `headloom.AttentionMatrix` says. As exact
-        as the type that queries and keys are stored in: where that is half precision, scores are
-        rounded and the log-sum-exp is the model's, so that a row sums to 1 only about; see
+        log-sum-exp; for products, column sums and the rest see `headloom.AttentionMatrix`. It is as
+        exact as the stored type of queries and keys: with half precision, scores are rounded and
+        the log-sum-exp is the model's, so that a row sums to 1 only approximately; see
         `normalised_matrix`.
         """
-        # Of the rows alone: a tile needs no edges to be read.
+        # Only the rows are read: a tile needs no edges.
         return None if self.no_matrix is not None else self._operator(self.data.lse)
 
     @cached_property
     def normalised_matrix(self) -> AttentionMatrix | None:
-        """The weights of the queries and keys as they are stored; each row sums to 1, as a softmax.
+        """Weights of the stored queries and keys; each row sums to 1.
 
-        `matrix`, but where queries and keys are stored in half precision: there each row has the
-        log-sum-exp of its own rounded scores, which takes one pass over queries and keys. What
-        follows paths through whole rows is taken from it: shares of these are at most 1.
+        Equal to `matrix` unless queries and keys are stored in half precision: each row then has
+        the log-sum-exp of its own rounded scores, which takes one pass over queries and keys.
+        Measures over whole rows use it, so that shares are at most 1.
         """
         rounded = self.matrix is not None and self.half_precision
         return self._operator(None) if rounded else self.matrix
 
     @property
     def half_precision(self) -> bool:
-        """Whether queries and keys were kept, in float16 or bfloat16."""
+        """Whether queries and keys are stored, in float16 or bfloat16."""
         return self.queries is not None and self.queries.dtype in (torch.float16, torch.bfloat16)
 
     def _operator(self, lse: Tensor | None) -> AttentionMatrix:
-        """The weights of queries and keys; lse: of each row, or None: its own."""
+        """Return the weight matrix of queries and keys; lse: of each row; None: computed."""
         terms, tensors = self.terms, self._queries_keys
         assert terms is not None and tensors is not None
         return AttentionMatrix(
-            # Half precision is a matter of storage; scores are taken in float32.
+            # Half precision is for storage only; scores are computed in float32.
             *(tensor.float() for tensor in tensors), mask=terms.mask, bias=terms.bias,
             relative=terms.relative, scale=self.scale, softcap=self.softcap, sinks=terms.sinks,
             lse=lse,
@@ -158,7 +157,7 @@ class TraceLayer(DrawnHeads):
 
     @property
     def no_matrix(self) -> str | None:
-        """Why the layer has no `matrix`; None: it has one."""
+        """Reason why the layer has no `matrix`; None: it has one."""
         if self.terms is not None and self.terms.missing is not None:
             return self.terms.missing
         if self._queries_keys is None:
@@ -168,11 +167,11 @@ class TraceLayer(DrawnHeads):
         return None
 
     def __getitem__(self, head: int) -> Head:
-        """``layer[2]``: a head; -1 is the last one. Raises: InputError: there is no such head."""
+        """Return a head, ``layer[2]``; -1 is the last one. Raises: InputError: no such head."""
         return Head(self, place_of("layer", self.name, "head", head, self.heads))
 
     def __len__(self) -> int:
-        """The number of heads."""
+        """Return the number of heads."""
         return self.heads
 
     def __iter__(self) -> Iterator[Head]:
@@ -187,7 +186,7 @@ class TraceLayer(DrawnHeads):
 class Head(Drawn):
     """One head of a layer of a trace: ``trace[layer, head]``.
 
-    layer: the layer that it belongs to; number: its place among the heads of the layer.
+    layer: its layer; number: its head index in the layer.
     """
 
     layer: TraceLayer
@@ -202,29 +201,29 @@ class Head(Drawn):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Methods of tensors, as sum and numpy, are those of `weights`."""
+            """Take methods of tensors, such as sum and numpy, from `weights`."""
             if name not in self._elsewhere and name[0] != "_" and hasattr(Tensor, name):
                 return getattr(self.weights, name)
             return super().__getattr__(name)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(queries, keys)."""
+        """Shape, (queries, keys)."""
         return self.layer.shape[1:]
 
     @cached_property
     def exact(self) -> bool:
-        """Whether `weights` are all that the model had: no edge is missing."""
+        """Whether `weights` are complete: no edge of the model is missing."""
         return self.layer.matrix is not None or self.layer.data.keeps_every_edge
 
     @cached_property
     def weights(self) -> Tensor:
-        """The weights, (queries, keys): each row is how a query spreads its attention.
+        """Weights, (queries, keys): each row is the attention of one query.
 
-        All of them where the trace has the layer's queries and keys, or every edge (`exact`); else
-        those of the kept edges, with 0 for every other.
+        Complete where the trace has the layer's queries and keys, or every edge (`exact`); else
+        only the kept edges, with 0 elsewhere.
 
-        Raises: InputError: they are more than a gigabyte; ask for tiles of ``layer.matrix``.
+        Raises: InputError: they take more than a gigabyte; use tiles of ``layer.matrix``.
         """
         layer, every = self.layer, self.layer.data.keeps_every_edge
         matrix = None if every and layer.half_precision else layer.normalised_matrix
@@ -235,13 +234,13 @@ class Head(Drawn):
         return np.asarray(self.weights.cpu().numpy(), dtype)
 
     def __getitem__(self, index: object) -> Tensor:
-        """``head[query, key]``, a row or a tile, as of the tensor `weights`."""
+        """Index the tensor `weights`: ``head[query, key]``, a row or a tile."""
         return self.weights[index]  # type: ignore[index]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The weights as a table: query tokens are its index, key tokens its columns.
+        """Return the weights as a table: query tokens are its index, key tokens its columns.
 
-        Rows and columns stand in the order of the tokens, of which several may be equal.
+        Rows and columns are in the order of the tokens, so labels can repeat.
         """
         import pandas
 
@@ -251,14 +250,14 @@ class Head(Drawn):
         return pandas.DataFrame(np.asarray(self), index, columns)
 
     def to_networkx(self, threshold: float = 0.0) -> networkx.DiGraph | networkx.Graph:
-        """The kept edges as a NetworkX graph: `score` and `weight` on them, tokens on the nodes.
+        """Return the kept edges as a NetworkX graph, with `score` and `weight`, tokens on nodes.
 
-        Nodes are 0, 1, ... where a sequence looks at itself, else ("query", i) and ("key", j); each
-        has its `token`, its `label`, the token as it is shown, by which Gephi names it in GraphML
-        and GEXF (`networkx.write_gexf`), its `position` and its `sequence`. The graph has the
-        `name`, `kind` and `index` of the layer, and the `head`.
+        Nodes are 0, 1, ... for self-attention, else ("query", i) and ("key", j). A node has its
+        `token`, its `label` (the displayed token, the name that Gephi shows from GraphML and
+        GEXF, `networkx.write_gexf`), its `position` and its `sequence`. The graph has the `name`,
+        `kind` and `index` of the layer, and the `head`.
 
-        threshold: the least weight of an edge.
+        threshold: least weight of an edge.
         """
         layer, head = self.layer, self.number
         edges = layer.graph.of_head(head)

@@ -1,8 +1,8 @@
-"""The history of a run: W_Q, W_K, W_V, W_O of every attention layer while they are learned.
+"""History of a run: W_Q, W_K, W_V, W_O of every attention layer during training.
 
-One safetensors file a snapshot, ``step-00000128.safetensors``; docs/formats.md says what is in it.
-Snapshots follow a geometric schedule: much happens early. Of a model that is not headloom's (see
-`headloom.analysis.monitor`) a matrix that could not be told is left out, with its measures.
+Each snapshot is a safetensors file, ``step-00000128.safetensors``, described in docs/formats.md.
+Snapshots follow a geometric schedule: most changes happen early. In another library's model (see
+`headloom.analysis.monitor`) a matrix that was not recognised is left out, with its measures.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Edges kept of each of the probe's rows. A probe is short: these are all, or nearly.
+#: Edges kept in each row of the probe. A probe is short: these are all or nearly all.
 PROBE_EDGES = 64
 
-#: Rows and columns of W_Q W_K^T in a picture; of more, the strongest of each block is shown.
+#: Rows and columns of W_Q W_K^T in a picture; a larger one shows the strongest of each block.
 PRODUCT_SIZE = 40
 
 _GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
@@ -45,7 +45,7 @@ _GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
 def is_snapshot_step(step: int, growth: float, before: int | None = None) -> bool:
     """Whether a step belongs to the geometric schedule 0, 1, growth, growth^2, ... (rounded up).
 
-    before: an earlier step; then whether a step after it, up to this one, does.
+    before: an earlier step; then whether any step after it, up to this one, belongs.
 
     >>> [step for step in range(40) if is_snapshot_step(step, 2.0)]
     [0, 1, 2, 4, 8, 16, 32]
@@ -55,7 +55,7 @@ def is_snapshot_step(step: int, growth: float, before: int | None = None) -> boo
     [5, 15, 25, 35, 65]
     """
     before = step - 1 if before is None else before
-    # Where growth is this small, a power lies between the two.
+    # With growth <= step / before, a power of it lies between the two.
     if step < 2 or step >= growth * before:
         return True
     power = round(math.log(step) / math.log1p(growth - 1))
@@ -67,10 +67,10 @@ class LayerSnapshot:
     """One attention layer at one step.
 
     matrices: "W_Q", "W_K" (heads, width, depth), "W_V" (heads, width, value_depth), "W_O" (heads,
-        value_depth, width); those that are known. W_K and W_V may be (kv_heads, ...).
-    measures: of MEASURES, each one number a head, None where there was no such matrix, or gradient;
-        of a watched training those of `headloom.analysis.monitor.measures` too.
-    graph: the probe's attention graph, without a batch.
+        value_depth, width), as far as known. W_K and W_V may be (kv_heads, ...).
+    measures: MEASURES, a number for each head, None without the matrix or gradient; in a monitored
+        training also those of `headloom.analysis.monitor.measures`.
+    graph: attention graph of the probe, without a batch.
     query_tokens, key_tokens: of the probe.
     """
 
@@ -98,7 +98,7 @@ class Snapshot:
     layers: list[LayerSnapshot]
 
     def layer(self, name: str | int) -> LayerSnapshot:
-        """A layer by its name, or its number."""
+        """Return a layer by its name or its number."""
         for number, layer in enumerate(self.layers):
             if name in (layer.name, number, number - len(self.layers)):
                 return layer
@@ -111,7 +111,7 @@ class Snapshot:
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
-    """Add a snapshot to a history's folder, whole or not at all."""
+    """Add a snapshot to a history's folder, atomically."""
     tensors: dict[str, Tensor] = {}
     layers = []
     for layer in snapshot.layers:
@@ -151,7 +151,7 @@ _NOTES: JsonObject = {"step": is_count(2**53), "loss?": (int, float), "layers": 
 
 
 def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
-    """A layer from its notes and the tensors of its snapshot."""
+    """Return a layer from its notes and the tensors of its snapshot."""
     name, length, heads = entry["name"], entry["length"], len(entry["measures"]["symmetry"])
     matrices = {matrix: tensors[f"{name}/{matrix}"].float() for matrix in entry["matrices"]}
     product = tensors[f"{name}/product"].float() if entry.get("product") else None
@@ -170,11 +170,11 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
 
 @dataclass(frozen=True)
 class History(Drawn, Hints):
-    """A run's snapshots, read one at a time; folder: of the run, or of the history in it.
+    """Snapshots of a run, read one at a time; folder: of the run, or its history.
 
     ``history[step]`` is the snapshot of a step, ``history[-1]`` the last one, ``history[-2]`` the
-    one before it; ``history["W_Q", layer]`` one matrix at every step; ``history.measures()`` says
-    how each head has grown.
+    one before it; ``history["W_Q", layer]`` one matrix at every step; ``history.measures()`` a
+    table of measures of every head.
 
     Raises: DataError: no such history or snapshot, or a damaged one.
     """
@@ -196,7 +196,7 @@ class History(Drawn, Hints):
         folder = Path(self.folder)
         folder = folder / "history" if is_there(folder / "run.json", "history") else folder
         object.__setattr__(self, "folder", folder)
-        # A run that keeps no history has none.
+        # A run can be without a history.
         if not is_there(folder, "history") and not is_there(folder.parent / "run.json"):
             raise DataError(f"{folder}: no such history. Give the folder of a run, as runs/demo.")
 
@@ -210,28 +210,29 @@ class History(Drawn, Hints):
         width: float | None = None,
         **options: object,
     ) -> Any:
-        """Draw how the training went: losses and measures, or a matrix from random to trained.
+        """Draw the course of a training: losses and measures, or a matrix from random to trained.
 
         Args:
             name: "loss" or one of MEASURES: a line for every head; "W_Q", "W_K", "W_V", "W_O",
                 "W_Q W_K^T" or "weights" (of the probe): the matrix of a head at its snapshots.
                 None: the loss and the main measures.
-            layer, head: which, the layer by number or name; None: all of a measure, the first of a
-                matrix.
-            ax, width: see `headloom.TraceLayer.plot`.
-            options: of `Axes.plot` for lines, of `Axes.imshow` for matrices; and for these
-                ``title``, and ``shown``: snapshots at most.
+            layer: its number or name; None: all for a measure, the first for a matrix.
+            head: head index; None: as for `layer`.
+            ax: see `headloom.TraceLayer.plot`.
+            width: see `headloom.TraceLayer.plot`.
+            options: of `Axes.plot` for lines, of `Axes.imshow` for matrices; for matrices also
+                ``title``, and ``shown``, the maximal number of snapshots.
 
-        Returns: axes; or an array of them: one for each curve, or snapshot.
+        Returns: axes, or an array of them, one for each curve or snapshot.
         Raises: InputError: no such name or head. DataError: no such layer, or no snapshot.
         """
         return self._plot("history", self, name, layer, head, ax=ax, width=width, **options)
 
     @property
     def steps(self) -> list[int]:
-        """The steps at which there is a snapshot, ascending."""
+        """Steps that have a snapshot, ascending."""
         try:
-            # Not by glob, which takes a folder that may not be read for an empty one.
+            # Not by glob, which takes an unreadable folder for an empty one.
             files = list(self.folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -244,18 +245,18 @@ class History(Drawn, Hints):
         return self.folder / f"step-{step:08d}.safetensors"
 
     def notes(self, step: int) -> JsonObject:
-        """Step, loss, layers and measures of a snapshot, without its tensors."""
+        """Read step, loss, layers and measures of a snapshot, without its tensors."""
         notes = read_notes(self._path(step), "snapshot")
         self._check(step, notes)
         return notes
 
     def _check(self, step: int, notes: JsonObject) -> None:
-        """Raise a DataError unless the notes are those of a snapshot of this step."""
+        """Raise a DataError unless the notes are of a snapshot of this step."""
         wrong = misfit(notes, _NOTES, "notes")
         if wrong is not None or notes["step"] != step:
             raise DataError(
-                f"{self._path(step)}: this snapshot is damaged: {wrong or 'notes.step'} is not "
-                "what it must be."
+                f"{self._path(step)}: this snapshot is damaged: {wrong or 'notes.step'} is missing "
+                "or invalid."
             )
 
     @overload
@@ -263,11 +264,11 @@ class History(Drawn, Hints):
     @overload
     def __getitem__(self, step: str | tuple[str, int | str]) -> NDArray[np.float32]: ...
     def __getitem__(self, step: int | str | tuple[str, int | str]) -> object:
-        """``history[step]``: a snapshot; ``history["W_Q", layer]``: a matrix at every step.
+        """Return a snapshot, ``history[step]``, or a matrix at every step, ``history["W_Q", 0]``.
 
-        Returns: of a matrix (steps, heads, width, depth), the steps as in `steps`, the layer by its
+        Returns: for a matrix (steps, heads, width, depth), steps as in `steps`, the layer by its
             number or path; ``history["W_Q"]``: (steps, layers, heads, width, depth).
-        Raises: InputError: no such matrix, or of another shape in another layer.
+        Raises: InputError: no such matrix, or its shape differs between layers.
         """
         if isinstance(step, str | tuple):
             return self._matrices(*((step,) if isinstance(step, str) else step))
@@ -276,7 +277,7 @@ class History(Drawn, Hints):
             if step < -len(steps):
                 raise DataError(
                     f"{self.folder}: no snapshot {step} from the end; there are {len(steps)}, "
-                    "of the steps in history.steps."
+                    "at the steps in history.steps."
                 )
             step = steps[step]
         tensors, notes = load_tensors(self._path(step), "snapshot")
@@ -296,7 +297,7 @@ class History(Drawn, Hints):
         head: int | None = None,
         step: int | None = None,
     ) -> NDArray[np.float32]:
-        """``history[name, layer]``, of one head or at one step where these are given.
+        """Return ``history[name, layer]``, of one head or at one step where these are given.
 
         Raises: as ``history[name, layer]``; DataError: there is no snapshot of this step.
         """
@@ -313,21 +314,21 @@ class History(Drawn, Hints):
         snapshots: Iterable[Snapshot] | None = None,
     ) -> NDArray[np.float32]:
         """Return a matrix at every step, of a layer or of all."""
-        every = []
-        for snapshot in snapshots or self._some():
+        stacked = []
+        for snapshot in snapshots or self._nonempty():
             layers = snapshot.layers if layer is None else [snapshot.layer(layer)]
-            parts = [each.matrices[name] for each in layers if name in each.matrices]
+            parts = [part.matrices[name] for part in layers if name in part.matrices]
             if len(parts) != len(layers) or len({part.shape for part in parts}) != 1:
-                known = "; ".join(f"{n}: {each}" for n, each in enumerate(snapshot.layers))
+                known = "; ".join(f"{n}: {entry}" for n, entry in enumerate(snapshot.layers))
                 raise InputError(
                     f"history: no {in_words(name)} of one shape in every layer. Choose a matrix "
                     f'and a layer, as history["W_Q", 0]: {known}.'
                 )
-            every.append(np.stack([part.numpy() for part in parts]))
-        return np.stack(every) if layer is None else np.stack(every)[:, 0]
+            stacked.append(np.stack([part.numpy() for part in parts]))
+        return np.stack(stacked) if layer is None else np.stack(stacked)[:, 0]
 
-    def _some(self) -> History:
-        """The history itself, or a DataError where it has no snapshot."""
+    def _nonempty(self) -> History:
+        """Return the history itself. Raises: DataError: it has no snapshot."""
         if self.steps:
             return self
         raise DataError(f"{self.folder}: no snapshots. Give the folder of a run, as runs/demo.")
@@ -340,16 +341,16 @@ class History(Drawn, Hints):
             yield self[step]
 
     def measures(self) -> pandas.DataFrame:
-        """A row for each step, layer and head: `step`, `layer`, `kind`, `head` and MEASURES.
+        """Return a row for each step, layer and head: `step`, `layer`, `kind`, `head`, MEASURES.
 
-        NaN: there was no such matrix, or gradient.
+        NaN: no such matrix or gradient.
 
         Raises: DataError: there is no snapshot.
         """
         import pandas
 
         tables = []
-        for step in self._some().steps:
+        for step in self._nonempty().steps:
             for layer in self.notes(step)["layers"]:
                 table = pandas.DataFrame({name: layer["measures"][name] for name in MEASURES})
                 places = {"step": step, "layer": layer["name"], "kind": layer["kind"]}
@@ -358,11 +359,11 @@ class History(Drawn, Hints):
         return table[["step", "layer", "kind", "head", *MEASURES]]
 
     def rewind(self, step: int) -> None:
-        """Forget snapshots of later steps, before the run goes on from this one."""
+        """Delete the snapshots of later steps, before the run resumes from this one."""
         for later in self.steps:
             if later > step:
                 self._path(later).unlink()
 
     def remove(self, step: int) -> None:
-        """Forget the snapshot of a step, if there is one."""
+        """Delete the snapshot of a step, if there is one."""
         self._path(step).unlink(missing_ok=True)

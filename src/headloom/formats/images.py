@@ -17,42 +17,42 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-#: Endings of the files of a folder that are images, in small letters.
+#: Suffixes of the image files in a folder, in lower case.
 _ENDINGS = (".png", ".jpg", ".jpeg")
 #: Pillow's modes that have no colour.
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
-#: What Pillow raises of damaged files; SyntaxError of the chunks of a PNG.
+#: Errors of Pillow for damaged files; SyntaxError comes from the chunks of a PNG.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError)
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """Images of one size, each of one class.
+    """Images of one size, each with a class.
 
     images: (images, channels, rows, columns), float32, 0 (black) to 1.
-    labels: the name of the class of each.
-    names: where each is from, for errors.
+    labels: class name of each image.
+    names: path of each image, for errors.
     """
 
     images: NDArray[np.float32]
     labels: list[str]
     names: list[str]
 
-    def chosen(self, places: list[int]) -> LabelledImages:
-        """Some of them, in the order of their places."""
+    def chosen(self, indices: list[int]) -> LabelledImages:
+        """Return the images at these indices, in this order."""
         return LabelledImages(
-            self.images[places],
-            [self.labels[place] for place in places],
-            [self.names[place] for place in places],
+            self.images[indices],
+            [self.labels[index] for index in indices],
+            [self.names[index] for index in indices],
         )
 
 
 def open_image(path: Path, mode: str | None = "RGB") -> Image:
-    """A picture, as Pillow has it.
+    """Open a picture with Pillow.
 
     Args:
-        path: of a PNG or JPEG file; or of an image in a file of arrays, from 0: "digits.npz:17".
-        mode: "RGB" for red, green and blue, "L" for grey; None: grey where the file is, else RGB.
+        path: of a PNG or JPEG file; or of an image in a file of arrays: "digits.npz:17", from 0.
+        mode: "RGB" for red, green and blue, "L" for grey; None: grey if the file is grey, else RGB.
 
     Raises: DataError: no such file, or no picture; InputError: Pillow is missing.
     """
@@ -70,9 +70,9 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
         raise DataError(f"{path}: a file of arrays. Name one of its images, as {path}:0.")
     try:
         with Image.open(path) as opened:
-            # As viewers show it, where the camera says how it was held.
+            # Turned upright by its EXIF orientation, as viewers do.
             turned = ImageOps.exif_transpose(opened)
-            picture = _of_bytes(turned) if turned.mode[0] in "IF" else turned
+            picture = _to_8_bits(turned) if turned.mode[0] in "IF" else turned
             return picture.convert(mode or ("L" if picture.mode in _GREY else "RGB"))
     except (*_UNREADABLE, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = "not an image that Pillow can read"
@@ -83,8 +83,8 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
         raise DataError(f"{path}: {reason}. Give a PNG or JPEG file.") from None
 
 
-def _of_bytes(picture: Image) -> Image:
-    """A grey picture of 16 bits as one of 8, which Pillow would cut off instead."""
+def _to_8_bits(picture: Image) -> Image:
+    """Convert a grey picture from 16 bits to 8; Pillow itself would clip the values."""
     from PIL import Image
 
     pixels = np.asarray(picture)
@@ -94,7 +94,7 @@ def _of_bytes(picture: Image) -> Image:
 
 
 def _of_arrays(path: Path, number: str) -> Image:
-    """An image of a file of arrays, as a picture."""
+    """Open an image of a file of arrays as a picture."""
     from PIL import Image
 
     images = read_images(path).images
@@ -105,7 +105,7 @@ def _of_arrays(path: Path, number: str) -> Image:
 
 
 def image_array(picture: Image) -> NDArray[np.float32]:
-    """(channels, rows, columns) of a grey or coloured picture, 0 to 1."""
+    """Return a grey or coloured picture as an array (channels, rows, columns), 0 to 1."""
     pixels = np.asarray(picture, dtype=np.float32) / np.float32(255)
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
@@ -113,19 +113,19 @@ def image_array(picture: Image) -> NDArray[np.float32]:
 def read_images(
     path: Path, *, colour: bool | None = None, size: tuple[int, int] | None = None
 ) -> LabelledImages:
-    """Labelled images.
+    """Read labelled images.
 
     Args:
         path: a .npz file with "images", (images, rows, columns) or (images, rows, columns,
-            channels), bytes or numbers from 0 to 1, and "labels", a whole number or a text each; or
-            a folder with a folder for each class, in which each PNG or JPEG file is an image.
-        colour: whether images have red, green and blue; None: as they are; where some files of a
-            folder are grey and some not, all are made coloured.
-        size: rows and columns that the files of a folder are scaled to; None: they must be alike.
+            channels), bytes or numbers from 0 to 1, and "labels", an integer or a string each; or
+            a folder with a subfolder of PNG or JPEG files for each class.
+        colour: whether to convert to colour or to grey; None: keep; if a folder has both kinds,
+            all become coloured.
+        size: rows and columns to scale the files of a folder to; None: all must have one size.
 
     Raises:
         DataError: a file is missing or damaged.
-        InputError: a class without images, images of different sizes, arrays that do not fit.
+        InputError: a class has no images, sizes differ, or arrays do not match.
     """
     if path.is_dir():
         return _read_folder(path, colour, size)
@@ -138,14 +138,14 @@ def _from_arrays(path: Path, colour: bool | None, size: tuple[int, int] | None) 
     shape = images.shape if images.ndim == 4 else (*images.shape, 1)
     fits = images.ndim in (3, 4) and len(images) and shape[3] in (1, 3)
     if not fits or labels.shape != shape[:1] or labels.dtype.kind not in "iuU":
-        held = ", ".join(f"{name} {own.dtype} {own.shape}" for name, own in arrays.items())
+        held = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
         raise InputError(
             f'{path}: it holds {held or "nothing"}; expected "images", (images, rows, columns) or '
             '(images, rows, columns, 3), and "labels", a whole number or a text for each.'
         )
     if size not in (None, shape[1:3]):
         raise InputError(
-            f"{path}: images have {shape[1]} x {shape[2]} pixels, task.size says {size}; arrays "
+            f"{path}: images have {shape[1]} x {shape[2]} pixels, task.size is {size}; arrays "
             "are not scaled. Leave task.size out."
         )
     pixels = np.moveaxis(images.reshape(shape), -1, 1).astype(np.float32)
@@ -159,7 +159,7 @@ def _from_arrays(path: Path, colour: bool | None, size: tuple[int, int] | None) 
     if colour and shape[3] == 1:
         pixels = np.repeat(pixels, 3, 1)
     elif colour is False and shape[3] == 3:
-        # Luma of ITU-R 601-2, as Pillow makes grey of colours.
+        # Luma of ITU-R 601-2, Pillow's conversion to grey.
         luma = np.array([0.299, 0.587, 0.114], dtype=np.float32)
         pixels = np.einsum("nchw,c->nhw", pixels, luma)[:, None]
     names = [f"{path}, image {number}" for number in range(len(pixels))]
@@ -180,7 +180,7 @@ def _read_folder(folder: Path, colour: bool | None, size: tuple[int, int] | None
         if picture.size != first:
             raise InputError(
                 f"{path}: {picture.size[1]} x {picture.size[0]} pixels, {files[0][0]} has "
-                f"{first[1]} x {first[0]}; a model reads images of one size. Scale them, or say "
+                f"{first[1]} x {first[0]}; a model reads images of one size. Scale them, or set "
                 f"task.size = [{first[1]}, {first[0]}]."
             )
     images = np.stack([image_array(picture) for picture in pictures])
@@ -188,7 +188,7 @@ def _read_folder(folder: Path, colour: bool | None, size: tuple[int, int] | None
 
 
 def _files(folder: Path) -> list[tuple[Path, str]]:
-    """The images in the folders of a folder, each with its class."""
+    """Return the image files in the subfolders of a folder, each with its class."""
     try:
         classes = sorted(path for path in folder.iterdir() if path.is_dir())
         files = {
@@ -201,10 +201,10 @@ def _files(folder: Path) -> list[tuple[Path, str]]:
         raise InputError(
             f"{folder}: no folders in it; expected one for each class, with its images."
         )
-    for path, own in files.items():
-        if not own:
+    for path, images in files.items():
+        if not images:
             raise InputError(
                 f"{path}: the class {path.name!r} has no images. Put PNG or JPEG files there, or "
                 "remove the folder."
             )
-    return [(file, path.name) for path, own in files.items() for file in own]
+    return [(file, path.name) for path, images in files.items() for file in images]

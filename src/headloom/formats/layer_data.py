@@ -1,4 +1,4 @@
-"""Where the numbers of a traced layer are: in memory, or on disk until they are asked for."""
+"""Data of a traced layer: in memory, or on disk and read on demand."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from headloom.mechanism.received import Received
 
 @dataclass(frozen=True, eq=False)
 class LayerInMemory:
-    """The numbers of a layer, in memory.
+    """Data of a layer in memory.
 
-    graph: its edges and rows.
-    queries_keys: its queries, (heads, queries, depth), and keys, (kv_heads, keys, depth).
-    terms: what enters the weights besides queries and keys; None: it is not known.
-    value_norms: |v_j| of its values, (kv_heads, keys).
+    graph: edges and rows.
+    queries_keys: queries, (heads, queries, depth), and keys, (kv_heads, keys, depth).
+    terms: mask, biases and sinks of the weights; None: unknown.
+    value_norms: |v_j| of the values, (kv_heads, keys).
     """
 
     graph: AttentionGraph
@@ -60,71 +60,71 @@ class LayerInMemory:
 
     @property
     def has_matrix(self) -> bool:
-        """Whether all that the weights are made of was kept; without reading it."""
+        """Whether the weight matrix can be computed; known without reading data."""
         terms = self.terms
         return self.queries_keys is not None and terms is not None and not terms.missing
 
     @property
     def has_value_norms(self) -> bool:
-        """Whether the norms of the values were kept; without reading them."""
+        """Whether the norms of the values were kept; known without reading them."""
         return self.value_norms is not None
 
     @property
     def keeps_every_edge(self) -> bool:
-        """Whether no edge was left out, as far as that is known without reading them."""
+        """Whether no edge was left out, as far as known without reading them."""
         return bool((self.graph.count <= (self.graph.keys >= 0).sum(-1)).all())
 
     @property
     def symmetric(self) -> bool:
-        """Whether score(i, j) = score(j, i) by construction; without reading the edges."""
+        """Whether score(i, j) = score(j, i) by construction; known without reading the edges."""
         return self.graph.symmetric
 
     @property
     def lse(self) -> Tensor:
-        """The log-sum-exp of each row, (heads, queries)."""
+        """Log-sum-exp of each row, (heads, queries)."""
         return self.graph.lse
 
 
 class Digests:
-    """The digests of the files of a trace, each verified once, when the file is first read.
+    """Digests of the files of a trace, each verified once, at the first read of the file.
 
-    From then on a file must stay the one that was verified: of a trace that is written anew while
-    it is open, nothing is mixed with what was read before.
+    After that the file must not change: data of a trace that is rewritten while it is open are
+    never mixed with the earlier ones.
     """
 
     def __init__(self, folder: Path, manifest: JsonMapping) -> None:
         self._folder = folder
-        # Threads of the studio read one trace at once.
-        self._verifying = threading.Lock()
-        self._seen = {MANIFEST: _identity(folder / MANIFEST)}
-        self._open = {name: entry.get("sha256") for name, entry in manifest["files"].items()}
+        # Threads of the studio read one trace concurrently.
+        self._lock = threading.Lock()
+        self._verified = {MANIFEST: _identity(folder / MANIFEST)}
+        self._pending = {name: entry.get("sha256") for name, entry in manifest["files"].items()}
         self._first_layers: dict[str, list[int]] = {}
 
     def check_same(self, name: str) -> None:
-        """Raises: DataError: the trace, or this file of it, is not the one that was opened."""
-        for known in {MANIFEST, name} & set(self._seen):
-            if _identity(self._folder / known) != self._seen[known]:
+        """Raise a DataError if the trace or this file has changed since it was opened."""
+        for known in {MANIFEST, name} & set(self._verified):
+            if _identity(self._folder / known) != self._verified[known]:
                 raise DataError(
-                    f"{self._folder}: this trace was written anew, moved or removed since it was "
+                    f"{self._folder}: this trace was rewritten, moved or removed since it was "
                     "opened. Open it again."
                 )
 
     def verify(self, name: str) -> None:
-        """Raises: ValueError: the file is not as it was written. DataError: see `check_same`."""
-        with self._verifying:
+        """Verify a file. Raises: ValueError: wrong digest. DataError: see `check_same`."""
+        with self._lock:
             self.check_same(name)
-            if name not in self._open:
+            if name not in self._pending:
                 return
             before = _identity(self._folder / name)
-            if file_digest(self._folder / name) != self._open[name]:
+            if file_digest(self._folder / name) != self._pending[name]:
                 raise ValueError("the file does not match its digest")
-            self._seen[name] = before
-            del self._open[name]
+            self._verified[name] = before
+            del self._pending[name]
 
     def first_layers(self, name: str, file: pq.ParquetFile) -> list[int]:
-        """The layer of the first row of each row group of a table.
+        """Return the layer of the first row of each row group of a table.
 
-        Rows are read for it: where statistics are damaged, Arrow aborts that is asked for them.
+        The rows are read, not the statistics: where these are damaged, Arrow aborts the process.
         """
         if name not in self._first_layers:
             self._first_layers[name] = [
@@ -135,7 +135,7 @@ class Digests:
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What changes where a file is replaced or written to; None: there is no such file."""
+    """Return inode, size and time of change of a file; None: no such file."""
     try:
         status = path.stat()
     except OSError:
@@ -145,9 +145,9 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """The numbers of a layer, on disk, read whenever they are asked for; see LayerInMemory.
+    """Data of a layer on disk, read at each access; see LayerInMemory.
 
-    number: its place in the list of layers of the manifest; entry: what the manifest says of it.
+    number: its index in the manifest's list of layers; entry: its entry there.
     """
 
     folder: Path
@@ -180,7 +180,7 @@ class StoredLayer:
     def graph(self) -> AttentionGraph:
         """See LayerInMemory."""
         heads, queries, length = self.entry["shape"]
-        # Rows first: they must be as many as the manifest says, before room is made for edges.
+        # Rows first: their number is checked against the manifest before edges are allocated.
         totals = self._rows()
         with self._reading(EDGES):
             edges = self._table(EDGES, self.entry["edges"])
@@ -221,18 +221,18 @@ class StoredLayer:
         heads, queries, length = self.entry["shape"]
         with self._reading(QUERIES_KEYS):
             tensors = self._tensors(["queries", "keys"])
-            own, other = tensors["queries"], tensors["keys"]
+            query_tensor, key_tensor = tensors["queries"], tensors["keys"]
             if (
-                own.ndim != 3
-                or own.shape[:2] != (heads, queries)
-                or other.ndim != 3
-                or other.shape[1] != length
-                or not other.shape[0]
-                or heads % other.shape[0]
-                or {own.dtype, other.dtype} - set(STORED_TYPES)
+                query_tensor.ndim != 3
+                or query_tensor.shape[:2] != (heads, queries)
+                or key_tensor.ndim != 3
+                or key_tensor.shape[1] != length
+                or not key_tensor.shape[0]
+                or heads % key_tensor.shape[0]
+                or {query_tensor.dtype, key_tensor.dtype} - set(STORED_TYPES)
             ):
                 raise ValueError("queries and keys do not fit the layer")
-        return own, other
+        return query_tensor, key_tensor
 
     @property
     def terms(self) -> Terms | None:
@@ -256,7 +256,7 @@ class StoredLayer:
                     for size, want in zip(tensor.shape, expected, strict=True)
                 ):
                     raise ValueError(f"{name} does not fit the layer")
-            return Terms.stored(self.entry, tensors, queries)
+            return Terms.from_manifest(self.entry, tensors, queries)
 
     @property
     def value_norms(self) -> Tensor | None:
@@ -268,12 +268,12 @@ class StoredLayer:
             return self._by_place(KEYS, kv_heads, length)["value_norm"]
 
     def _tensors(self, names: list[str]) -> dict[str, Tensor]:
-        """Tensors of this layer."""
+        """Read tensors of this layer."""
         with safe_open(self._verified(QUERIES_KEYS), framework="pt") as file:
             return {name: file.get_tensor(f"layers.{self.number}.{name}") for name in names}
 
     def _verified(self, name: str) -> Path:
-        """The path of a file that is there, can be read, and is as it was written."""
+        """Return the path of a file of the trace after it was checked and verified."""
         path = self.folder / name
         self.digests.check_same(MANIFEST)
         if not is_there(path, "part of a trace"):
@@ -283,7 +283,7 @@ class StoredLayer:
         return path
 
     def _table(self, name: str, rows: int) -> dict[str, NDArray[np.generic]]:
-        """The row groups of this layer, which has so many rows."""
+        """Read this layer's row groups of a table; `rows` is their expected number of rows."""
         with pq.ParquetFile(self._verified(name), page_checksum_verification=True) as file:
             _check_columns(file.schema_arrow, COLUMNS[name])
             firsts = self.digests.first_layers(name, file)
@@ -298,7 +298,7 @@ class StoredLayer:
         return {column: table.column(column).to_numpy() for column in COLUMNS[name]}
 
     def _by_place(self, name: str, heads: int, length: int) -> dict[str, Tensor]:
-        """The numbers of a table with a row for every head and position, each (heads, length)."""
+        """Read a table with a row for every head and position; each column as (heads, length)."""
         table = self._table(name, heads * length)
         _, head, position, *numbers = COLUMNS[name]
         places = table[head].astype(np.int64) * length + table[position].astype(np.int64)
@@ -310,7 +310,7 @@ class StoredLayer:
         }
 
     def verify(self, name: str) -> None:
-        """Raise a DataError unless a file of the trace is as it was written."""
+        """Raise a DataError if a file of the trace has changed since it was written."""
         with self._reading(name):
             self.digests.verify(name)
 
@@ -323,20 +323,20 @@ LayerData = LayerInMemory | StoredLayer
 
 
 def _check_columns(schema: pa.Schema, columns: tuple[str, ...]) -> None:
-    """Raise a ValueError unless a table has these columns, of numbers of their kinds."""
+    """Raise a ValueError unless a table has these columns with the right types."""
     if schema.names != list(columns):
         raise ValueError(f"it has the columns {', '.join(schema.names)}")
     for name in columns:
         kind = schema.field(name).type
         fits = kind == pa.float32() if name in FRACTIONS else pa.types.is_signed_integer(kind)
         if not fits:
-            raise ValueError(f"its column {name} is of {kind}")
+            raise ValueError(f"its column {name} has the type {kind}")
 
 
 def _slots(
     edges: dict[str, NDArray[np.generic]], heads: int, queries: int, length: int, kept: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges one below the other -> keys, scores, weights of (heads, queries, kept)."""
+    """Arrange a table of edges as keys, scores and weights, each (heads, queries, kept)."""
     for name, size in (("head", heads), ("query", queries), ("key", length)):
         column = edges[name]
         if len(column) and not 0 <= column.min() <= column.max() < size:

@@ -1,4 +1,4 @@
-"""What a trace's folder holds, and what its manifest must say, so that a forged one is refused."""
+"""Files of a trace's folder, and the checks of its manifest, which refuse a forged one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headloom.formats.traced_images import are_images
 from headloom.formats.verification import is_verification
 
 FORMAT = "headloom-trace"
-#: Raised when an older headloom could not read what this one writes.
+#: Increased when an older headloom cannot read the new format.
 VERSION = 1
 
 MANIFEST = "trace.json"
@@ -37,28 +37,27 @@ COLUMNS = {
     KEYS: ("layer", "kv_head", "key", "value_norm"),
     RECEIVED: ("layer", "head", "key", "received", "received_most", "received_last"),
 }
-#: Columns of float32; the others hold whole numbers.
+#: Columns of float32; the others hold integers.
 FRACTIONS = (
     "score", "weight", "value_norm", "lse", "entropy", "rest",
     "received", "received_most", "received_last",
 )  # fmt: skip
-#: Number types of stored queries and keys.
+#: Types of stored queries and keys.
 STORED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 REMEDY = "Trace the model again."
-#: The largest number that tables have room for, of queries and keys; and of heads.
+#: The largest number of queries or keys, and of heads, that the tables can hold.
 _MOST, _MOST_HEADS = 2**31 - 1, 2**15 - 1
 
 
 def misfit(value: object, form: object, place: str) -> str | None:
-    """Where a value of JSON has not the form that is expected; None: it has.
+    """Return the path of the first part of a JSON value that has the wrong form; None: no such.
 
     Args:
-        value: as json.loads gives it.
-        form: a type or several, a function that says whether a value fits, a list of the form of
-            all entries, or a dictionary of forms by their keys, with "?" behind those that may be
-            missing or null.
-        place: what the value is called.
+        value: result of json.loads.
+        form: a type or a tuple of types; a predicate; a list with the form of all entries; or a
+            dictionary of forms, where a key with "?" may be missing or null.
+        place: name of the value.
 
     >>> misfit({"a": [1, "2"]}, {"a": [int], "b?": str}, "x")
     'x.a[1]'
@@ -77,7 +76,7 @@ def misfit(value: object, form: object, place: str) -> str | None:
     if isinstance(form, list):
         if not isinstance(value, list):
             return place
-        places = (misfit(each, form[0], f"{place}[{n}]") for n, each in enumerate(value))
+        places = (misfit(part, form[0], f"{place}[{n}]") for n, part in enumerate(value))
         return next((wrong for wrong in places if wrong is not None), None)
     if isinstance(form, type | tuple):
         fits = isinstance(value, form) and (type(value) is bool) is (form is bool)
@@ -88,7 +87,7 @@ def misfit(value: object, form: object, place: str) -> str | None:
 
 
 def is_count(most: int = _MOST, least: int = 0) -> Callable[[object], bool]:
-    """Whether a value is a whole number in bounds; true and false are none."""
+    """Return a check that a value is an integer (no bool) in bounds."""
     return lambda value: type(value) is int and least <= value <= most
 
 
@@ -100,20 +99,20 @@ def is_fraction(value: object) -> bool:
 
 
 def _is_window(value: object) -> bool:
-    """[left, right, offset], null where a side is open."""
+    """Whether a value is [left, right, offset], null where a side is open."""
     side, offset = is_count(), is_count(least=-_MOST)
     return (
         isinstance(value, list)
         and len(value) == 3
-        and all(each is None or side(each) for each in value[:2])
+        and all(bound is None or side(bound) for bound in value[:2])
         and offset(value[2])
     )
 
 
 def _each(form: object) -> Callable[[object], bool]:
-    """Whether a value is an object, each of whose values has a form."""
+    """Return a check that a value is an object whose values all have a form."""
     return lambda value: (
-        isinstance(value, dict) and all(misfit(each, form, "") is None for each in value.values())
+        isinstance(value, dict) and all(misfit(part, form, "") is None for part in value.values())
     )
 
 
@@ -142,7 +141,7 @@ _LAYER: JsonObject = {
     "value_norms?": is_count(_MOST_HEADS, 1),
     "received?": {"last": bool},
 }
-#: Known facts of a token, by their names in `positions`.
+#: Lists of `positions`, one entry for each token.
 _POSITIONS: JsonObject = {
     "offsets?": [lambda pair: misfit(pair, [is_count(2**53)], "") is None and len(pair) == 2],
     "texts?": [str],
@@ -164,20 +163,20 @@ _FORM: JsonObject = {
 
 
 def manifest_digest(manifest: JsonMapping) -> str:
-    """SHA-256 of what a manifest says, besides its own digest: of its JSON, in one writing."""
-    # Read back, so that keys are texts, as they are for who reads the file.
+    """Return the SHA-256 of a manifest without its own digest, as JSON with sorted keys."""
+    # Read back, so that keys are strings, as for readers of the file.
     content = json.loads(json.dumps({k: v for k, v in manifest.items() if k != "sha256"}))
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def _check_manifest(folder: Path, manifest: JsonMapping) -> None:
-    """Hold a manifest, and the files that it names, against what they must be."""
+    """Check a manifest and the sizes of its files. Raises: ValueError: something is wrong."""
     if manifest.get("sha256") != manifest_digest(manifest):
         raise ValueError(f"{MANIFEST} does not match its digest")
-    wrong = misfit(manifest, _FORM, MANIFEST) or _why_unfit(manifest)
+    wrong = misfit(manifest, _FORM, MANIFEST) or _inconsistent(manifest)
     if wrong is not None:
-        raise ValueError(f"{wrong} is missing, or not what it must be")
+        raise ValueError(f"{wrong} is missing or invalid")
     layers, files = manifest["layers"], manifest["files"]
     needed = [EDGES, ROWS]
     if any(layer["queries_keys"] or (layer.get("terms") or {}).get("tensors") for layer in layers):
@@ -192,8 +191,8 @@ def _check_manifest(folder: Path, manifest: JsonMapping) -> None:
         _check_size(folder, name, files[name]["bytes"])
 
 
-def _why_unfit(manifest: JsonMapping) -> str | None:
-    """What of a manifest, whose parts are each in their form, does not go together."""
+def _inconsistent(manifest: JsonMapping) -> str | None:
+    """Return the first inconsistent part of a manifest whose parts are well-formed; or None."""
     sequences, positions = manifest["sequences"], manifest.get("positions") or {}
     for name, facts in positions.items():
         lengths = {len(entries) for entries in facts.values() if isinstance(entries, list)}
@@ -209,7 +208,7 @@ def _why_unfit(manifest: JsonMapping) -> str | None:
 
 
 def _layer_fits(layer: JsonObject, sequences: dict[str, list[str]]) -> bool:
-    """Whether the numbers of a layer, each in its form, go together."""
+    """Whether the well-formed numbers of a layer are consistent."""
     if len(layer["shape"]) != 3:
         return False
     heads, queries, keys = layer["shape"]
@@ -239,7 +238,7 @@ def _check_size(folder: Path, name: str, size: int) -> None:
 
 
 def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
-    """Check a trace folder as far as can be done without reading its tables.
+    """Check a trace folder without reading its tables.
 
     Returns: the folder and its manifest.
 
@@ -266,7 +265,7 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
         )
     manifest = read_json(folder / MANIFEST, "trace")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{folder}: not a trace: {MANIFEST} does not say that it is a {FORMAT}.")
+        raise DataError(f"{folder}: not a trace: {MANIFEST} has no format {FORMAT!r}.")
     version = manifest.get("version")
     if isinstance(version, int) and version > VERSION:
         raise DataError(
@@ -279,5 +278,5 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
         raise
     except (ValueError, RecursionError) as error:
         raise DataError(f"{folder}: this trace is damaged: {error}. {REMEDY}") from None
-    # The program may change its folder before the layers are read.
+    # Absolute: the program may change its working directory before the layers are read.
     return folder.absolute(), manifest

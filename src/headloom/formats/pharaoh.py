@@ -1,6 +1,6 @@
-"""Word alignments in the Pharaoh format: a line for each pair of sentences, "0-0 1-2 2-1".
+"""Word alignments in the Pharaoh format: a line for each sentence pair, "0-0 1-2 2-1".
 
-A link is SOURCE-TARGET, the places of two words, from 0. In a gold file, "1-2" is a sure link, and
+A link is SOURCE-TARGET, the indices of two words, from 0. In a gold file, "1-2" is a sure link and
 "1?2" or "1p2" a possible one.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from headloom.errors import InputError
 from headloom.formats.files import atomic_file, read_text, text_lines
 
-#: The places of a word of the source and of one of the target.
+#: Index of a word of the source and of one of the target.
 Link = tuple[int, int]
 
 _LINK = re.compile(r"([0-9]{1,9})([-?p])([0-9]{1,9})")
@@ -22,7 +22,7 @@ _LINK = re.compile(r"([0-9]{1,9})([-?p])([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class GoldLinks:
-    """The links of a pair of sentences that people drew; possible ones include the sure ones.
+    """Manual links of a sentence pair; possible links include the sure ones.
 
     Source: Och and Ney 2003, "A Systematic Comparison of Various Statistical Alignment Models".
     """
@@ -32,7 +32,7 @@ class GoldLinks:
 
     @classmethod
     def of_line(cls, line: str) -> GoldLinks:
-        """Return the links of a line. Raises: InputError: it holds something else.
+        """Return the links of a line. Raises: InputError: it is malformed.
 
         >>> sorted(GoldLinks.of_line("0-0 1?2").possible)
         [(0, 0), (1, 2)]
@@ -50,9 +50,9 @@ class GoldLinks:
 
 
 def read_pharaoh(path: Path | str) -> list[GoldLinks]:
-    """The links of every line of a file; an empty line has none.
+    """Read the links of every line of a file; an empty line has none.
 
-    Raises: DataError: no such file, or not UTF-8; InputError: a line holds something else.
+    Raises: DataError: no such file, or not UTF-8; InputError: a line is malformed.
     """
     links = []
     for number, line in enumerate(text_lines(read_text(Path(path), "alignment")), 1):
@@ -64,9 +64,9 @@ def read_pharaoh(path: Path | str) -> list[GoldLinks]:
 
 
 def check_links(gold: Sequence[GoldLinks], sizes: Sequence[tuple[int, int]]) -> None:
-    """Raise an InputError where gold links do not fit sentences.
+    """Raise an InputError if gold links do not match the sentences.
 
-    sizes: the words of the source and of the target of each pair.
+    sizes: numbers of words of the source and of the target of each pair.
     """
     if len(gold) != len(sizes):
         raise InputError(
@@ -84,7 +84,7 @@ def check_links(gold: Sequence[GoldLinks], sizes: Sequence[tuple[int, int]]) -> 
 
 
 def pharaoh_line(links: Iterable[Link]) -> str:
-    """Links as a line, in the order of the source.
+    """Return links as a line, sorted by source word.
 
     >>> pharaoh_line([(2, 1), (0, 0)])
     '0-0 2-1'
@@ -93,7 +93,7 @@ def pharaoh_line(links: Iterable[Link]) -> str:
 
 
 def write_pharaoh(path: Path | str, lines: Iterable[Iterable[Link]]) -> None:
-    """Write a file with a line for each pair of sentences, whole or not at all."""
+    """Write a file with a line for each sentence pair, atomically."""
     with atomic_file(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         for links in lines:
             file.write(pharaoh_line(links) + "\n")

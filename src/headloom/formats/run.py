@@ -1,7 +1,7 @@
-"""The folder of a training run: docs/formats.md says what is where.
+"""Folder of a training run, described in docs/formats.md.
 
-A training that `headloom.monitor` watches has no vocabulary, no data and no weights: these are its
-owner's. Its config.json says "monitor", and what is known of the model.
+The run of a training that `headloom.monitor` records has no vocabulary, data or weights: these
+stay with the user's program. Its config.json has "monitor" with a description of the model.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ from headloom.formats.files import (
 from headloom.formats.tensors import read_notes
 
 _FORMAT, _VERSION = "headloom run", 1
-#: What there may be of a run before its run.json.
+#: Files that a run can have before its run.json.
 _START = {"lock", "history", "config.json", "vocabulary.json", "data.json"}
 _CHOOSE = "Choose another folder with --run."
 
 
 def is_run(path: Path | str) -> bool:
-    """Whether the folder of a training run is at a path, whole or damaged."""
+    """Whether the path is a run's folder, intact or damaged."""
     return (Path(path) / "run.json").is_file()
 
 
 def is_free(path: Path) -> bool:
-    """Whether a run may begin at a path: nothing is there, or a run that was killed being made."""
+    """Whether a run may start at a path: it is free, or holds a run killed at its creation."""
     if not path.is_dir():
         return not path.exists()
     names = {entry.name for entry in path.iterdir() if MARK not in entry.name}
-    # A folder with a config.json alone is somebody else's.
-    names -= {"data"}  # of a training from memory that was killed before it began
+    # A folder with only a config.json belongs to another program.
+    names -= {"data"}  # of a training from memory that was killed before its start
     return names <= {"lock"} or ("history" in names and names <= _START)
 
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of a file; `what` is what errors call it."""
+    """A file of reports, one JSON object per line; `what` names it in errors."""
 
     path: Path
     what: str
 
     def append(self, report: JsonMapping) -> None:
-        """Add a report."""
+        """Append a report."""
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(report) + "\n")
         except OSError as error:
             raise DataError(
-                f"cannot write {self.path}: {reason_of(error)}. Free some space, and give the "
-                "command again: it goes on."
+                f"cannot write {self.path}: {reason_of(error)}. Free some space and run the "
+                "command again: it resumes."
             ) from error
 
     def read(self) -> list[JsonObject]:
-        """All reports; a last line that was cut off is left out."""
+        """Read all reports; a truncated last line is skipped."""
         if not is_there(self.path, self.what):
             return []
         reports = []
@@ -97,19 +97,19 @@ class Reports:
         return reports
 
     def rewind(self, step: int) -> None:
-        """Forget reports of later steps, before the run goes on from this one."""
+        """Delete the reports of later steps, before the run resumes from this one."""
         reports = [report for report in self.read() if report["step"] <= step]
         with atomic_file(self.path) as temporary:
             temporary.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
 
 
 class RunFolder:
-    """A run's folder on disk.
+    """Folder of a run on disk.
 
-    vocabulary: the tokenizer; data: what else a model must know of its data; checkpoint: everything
-    needed to go on; best: the weights to use; reports: of the training; measures: what the heads of
-    a watched training did, a report a measured step; probe: its fixed input; history: snapshots of
-    the weight matrices.
+    vocabulary: the tokenizer; data: other facts about the data that the model needs; checkpoint:
+    everything needed to resume; best: the weights to use; reports: of the training; measures: of
+    the heads of a monitored training, a report for each measured step; probe: its fixed input;
+    history: snapshots of the weight matrices.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,12 +124,12 @@ class RunFolder:
         self.history = path / "history"
 
     def keep_place(self, data: Path) -> None:
-        """Write where the data are, so that they are found from any folder."""
+        """Store the absolute and the relative path of the data, to find them from any folder."""
         places = [str(data.resolve()), os.path.relpath(data.resolve(), self.path.resolve())]
         write_json(self.path / "places.json", places)
 
     def place(self) -> Path | None:
-        """Where the data are; None: no longer where they were, or nobody has kept where."""
+        """Return the path of the data; None: moved, or not stored."""
         path = self.path / "places.json"
         kept = read_json(path, "list of places") if path.exists() else None
         places = [self.path / str(place) for place in kept] if isinstance(kept, list) else []
@@ -137,7 +137,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: JsonObject) -> RunFolder:
-        """A new run's folder. Raises: InputError: something else is there; DataError."""
+        """Create a run's folder. Raises: InputError: the path is in use; DataError."""
         if not is_free(path):
             raise InputError(f"{path}: exists and is not a run. {_CHOOSE}")
         folder = cls(path)
@@ -149,7 +149,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing run's folder, checked."""
+        """Open an existing run's folder and check it."""
         folder = cls(path)
         folder.check()
         return folder
@@ -157,12 +157,12 @@ class RunFolder:
     @classmethod
     @contextmanager
     def training_lock(cls, path: Path) -> Iterator[None]:
-        """Makes this training the only one that writes the run; the folder is made if need be.
+        """Lock a run for one training during the block; create the folder if it is missing.
 
-        The system takes the lock back when the process ends, however it ends. Where the block ends
-        before there is a run.json, nothing is left of what was made.
+        The lock is released when the process ends, even if it is killed. If the block ends before
+        run.json exists, everything created is removed.
 
-        Raises: InputError: it is being trained already, or there is something else.
+        Raises: InputError: it is being trained already, or the path is in use.
         """
         if not is_run(path) and not is_free(path):
             raise InputError(f"{path}: exists and is not a run. {_CHOOSE}")
@@ -201,8 +201,8 @@ class RunFolder:
         content = read_json(self.path / "run.json", "run")
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise DataError(
-                f"{self.path}: not a headloom run (its run.json says otherwise). Give a run's "
-                "folder."
+                f"{self.path}: not a headloom run (its run.json has another format). Give a "
+                "run's folder."
             )
         if content.get("version") != _VERSION:
             raise DataError(
@@ -211,7 +211,7 @@ class RunFolder:
             )
 
     def config(self) -> JsonObject:
-        """The run's configuration."""
+        """Read the run's configuration."""
         content = read_json(self.path / "config.json", "configuration")
         if not isinstance(content, dict):
             raise self._damaged_config()
@@ -226,7 +226,7 @@ class RunFolder:
         return DataError(f"{path}: this configuration is damaged. Put a copy back.")
 
     def monitored(self) -> JsonObject | None:
-        """What is known of a training that `headloom.monitor` watches; None: it is no such one."""
+        """Return the description of a monitored training; None: not from `headloom.monitor`."""
         content = self.config().get("monitor")
         if content is None:
             return None
@@ -236,7 +236,7 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """The state: "training" or "finished"."""
+        """State: "training" or "finished"."""
         self.check()
         return str(read_json(self.path / "run.json", "run").get("state"))
 
@@ -245,7 +245,7 @@ class RunFolder:
         write_json(self.path / "run.json", {"format": _FORMAT, "version": _VERSION, "state": state})
 
     def steps_done(self) -> int:
-        """Steps of the training at its last checkpoint. Raises: DataError: it is damaged."""
+        """Return the step of the last checkpoint, 0 without. Raises: DataError: it is damaged."""
         if not self.checkpoint.exists():
             return 0
         position = read_notes(self.checkpoint, "checkpoint").get("position")
@@ -260,6 +260,6 @@ def _acquire(lock: FileLock, path: Path) -> None:
         lock.acquire()
     except Timeout:
         raise InputError(
-            f"{path}: is being trained already, by another process or in this one. Let that "
-            "training end, or choose another folder."
+            f"{path}: is being trained already, in this or another process. Wait for that "
+            "training, or choose another folder."
         ) from None

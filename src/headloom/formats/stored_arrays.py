@@ -1,4 +1,4 @@
-"""Arrays and tables of edges in files of other programs; nothing is unpickled."""
+"""Arrays and edge tables from other programs' files; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from headloom.errors import DataError
 from headloom.formats.files import check_file, open_file, reading
 
-#: By their names.
+#: Arrays by name.
 Arrays = dict[str, NDArray[np.generic]]
 
-#: The endings of files of arrays.
+#: Suffixes of array files.
 SUFFIXES = (".npy", ".npz", ".safetensors")
-#: The endings of files of edges.
+#: Suffixes of edge files.
 EDGE_SUFFIXES = (".parquet", ".csv")
 
 _EDGE_TYPES = {
@@ -32,11 +32,11 @@ _EDGE_TYPES = {
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic] | Tensor]:
-    """Return the arrays of a file, or of a folder's files, by their names.
+    """Return the arrays of a file, or of a folder's files, by name.
 
-    In a folder, and of a .npy file, a name begins with that of the file, without its ending.
+    In a folder, and for a .npy file, names begin with the file's name without its suffix.
 
-    Raises: DataError: none are there, or a file is damaged or would be unpickled.
+    Raises: DataError: no arrays, a damaged file, or a file that would have to be unpickled.
     """
     if not path.is_dir():
         return _read(path, path.stem if path.suffix.lower() == ".npy" else "")
@@ -57,7 +57,7 @@ def _read(path: Path, prefix: str) -> dict[str, NDArray[np.generic] | Tensor]:
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: expected a folder, or a file that ends in {', '.join(SUFFIXES)}; for edges "
-            ".parquet or .csv. Other files, as .pt, are read by running what is in them."
+            ".parquet or .csv. Reading other files, as .pt, would run code that is in them."
         )
     arrays: dict[str, NDArray[np.generic] | Tensor]
     if suffix == ".npz":
@@ -69,15 +69,18 @@ def _read(path: Path, prefix: str) -> dict[str, NDArray[np.generic] | Tensor]:
 
                 arrays = {**load_file(path)}
             else:
-                # Mapped into memory: read where it is used, and held against the file's size.
+                # Memory-mapped: read on use, and checked against the file's size.
                 return {prefix: np.load(path, mmap_mode="r", allow_pickle=False)}
     return {f"{prefix}/{name}" if prefix else name: array for name, array in arrays.items()}
 
 
 def read_npz(path: Path, what: str = "file of arrays") -> Arrays:
-    """Return the arrays of a .npz file, whatever its ending, by their names.
+    """Return the arrays of a .npz file, with any suffix, by name.
 
-    Args: what: what errors call the file.
+    Args:
+        path: of the file.
+        what: name of such a file in errors.
+
     Raises: DataError: no such file, damaged, or an array of objects, which would be unpickled.
     """
     arrays: Arrays = {}
@@ -88,7 +91,7 @@ def read_npz(path: Path, what: str = "file of arrays") -> Arrays:
                 raise ValueError(f"{member.filename[:80]!r} in it is no array, or there twice")
             with archive.open(member) as content:
                 arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
-                # The end of the member, where its checksum is compared.
+                # Reading to the end of the member compares its checksum.
                 if content.read(1):
                     raise ValueError(f"{name} is longer than its header says")
     return arrays
@@ -101,10 +104,9 @@ def _reading(path: Path, what: str) -> AbstractContextManager[None]:
 
 
 def read_edges(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Return the columns that `headloom.from_edges` knows.
+    """Return the columns that `headloom.from_edges` accepts.
 
-    Raises: DataError: no such file, damaged, columns that are missing or of other types, or
-        missing values.
+    Raises: DataError: no such file, damaged, columns missing or of other types, or missing values.
     """
     check_file(path, "table of edges")
     remedy = "Expected the columns layer, head, query, key, weight, a row for each edge."

@@ -1,7 +1,7 @@
-"""Tensors on disk: safetensors with a digest, so that a damaged file is refused as a whole.
+"""Tensors on disk: safetensors with a digest, so that a damaged file is refused.
 
-Equal tensors and notes give equal files, byte for byte. The writer of the safetensors library
-does not: the order of what its header says is another one in every process.
+Equal tensors and notes give identical files. The safetensors library's own writer does not: the
+order of its header differs between processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headloom.formats.files import JsonObject, atomic_file, check_file, parse_json, reading
 
-#: Types of numbers by the names of safetensors.
+#: Types by their safetensors names.
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -34,9 +34,7 @@ DTYPES = {
 
 
 def _header(contents: JsonObject) -> bytes:
-    """The table of contents as a safetensors file has it, without its length: JSON, in the order
-    given, with spaces up to a multiple of 8.
-    """
+    """Return a safetensors header without its length: JSON, padded to a multiple of 8 bytes."""
     header = json.dumps(contents, separators=(",", ":")).encode()
     return header + b" " * (-len(header) % 8)
 
@@ -46,7 +44,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of the names."""
+    """Return the SHA-256 of names, types, shapes and bytes of all tensors, sorted by name."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -62,14 +60,14 @@ def _text_digest(text: str) -> str:
 def save_tensors(
     path: Path, tensors: dict[str, Tensor], notes: JsonObject, remedy: str = ""
 ) -> None:
-    """Write tensors and notes (anything JSON holds), whole or not at all.
+    """Write tensors and notes (any JSON) atomically.
 
-    remedy: of errors of the disk, see `disk_errors`.
+    remedy: see `disk_errors`.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(notes, ensure_ascii=False)
     metadata = {"notes": text, "notes_sha256": _text_digest(text), "sha256": _digest(tensors)}
-    # Wide numbers first, so that each begins at a multiple of its size; then by name.
+    # Wide types first, so that each tensor starts at a multiple of its element size; then by name.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     contents: JsonObject = {"__metadata__": metadata}
     end = 0
@@ -88,17 +86,17 @@ def save_tensors(
 
 
 def read_notes(path: Path, what: str) -> JsonObject:
-    """The notes alone, without reading the tensors."""
+    """Read the notes without the tensors."""
     _, notes = _read(path, what, whole=False)
     return notes
 
 
 def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], JsonObject]:
-    """All tensors and the notes.
+    """Read all tensors and the notes.
 
     Args:
-        path: where they are.
-        what: what the errors call the file.
+        path: of the file.
+        what: name of such a file in errors.
 
     Raises: DataError: missing, half-written, or changed since it was written.
     """
@@ -123,10 +121,10 @@ def _read(path: Path, what: str, *, whole: bool) -> tuple[dict[str, Tensor], Jso
 
 
 class TensorFile:
-    """A safetensors file that grows by a tensor at a time.
+    """A safetensors file written one tensor at a time.
 
-    The format puts its table of contents first. Room is left for it before the numbers, by the
-    bytes of the first layer; only where that is too small, the numbers are copied behind it.
+    The header comes first in the format. Space is reserved for it, in proportion to the bytes of
+    the first layer; only if that is too small are the data copied behind a larger one.
     """
 
     def __init__(self, path: Path, metadata: dict[str, str], first: int) -> None:
@@ -146,11 +144,11 @@ class TensorFile:
         }
 
     def close(self) -> None:
-        """Close the file, whole or not."""
+        """Close the file, complete or not."""
         self._file.close()
 
     def finish(self) -> None:
-        """Write the table of contents and close the file."""
+        """Write the header and close the file."""
         self.close()
         header = _header(self._contents)
         if 8 + len(header) <= self._room:

@@ -1,6 +1,6 @@
-"""`Terms`: what the weights of a layer come from besides its queries and keys.
+"""`Terms`: mask, biases and sinks that determine a layer's weights beside queries and keys.
 
-A trace keeps them, in memory linear in the length, so that the exact weight matrix comes back:
+A trace keeps them, in memory linear in the length, so that the exact weights can be recomputed:
 
     scores = softcap(scale * (queries . keys + relative key scores)) + relative bias + bias
 
@@ -20,7 +20,7 @@ from headloom.formats.files import JsonMapping, JsonObject
 from headloom.mechanism.masks import Mask, Ranges, Window, causal
 from headloom.mechanism.positions import ALiBi, ByDistance, Relative, Shaw
 
-#: Tensors that terms may have, by their names on disk, and their shapes: "h" heads, "q" queries,
+#: Tensors of terms by their names on disk, with their shapes: "h" heads, "q" queries,
 #: "k" keys, "d" depth, "t" the rows of a table, "n" queries + keys - 1, 1 one for all.
 TENSORS = {
     "ranges": ("2", "q"),
@@ -31,12 +31,12 @@ TENSORS = {
     "sinks": ("h",),
 }
 
-#: Keys away; no trace is longer.
+#: Distance in keys beyond the length of any trace.
 _FAR = 2**31 - 1
 
 
 class Form(NamedTuple):
-    """How a kind of mask or position lies on disk: the name of its tensor, to it and from it."""
+    """Storage of a kind of mask or position: name of its tensor, and the two conversions."""
 
     name: str
     to_tensor: Callable[[Any], Tensor]
@@ -44,7 +44,7 @@ class Form(NamedTuple):
     from_tensor: Callable[[Tensor, int, int], Any]
 
 
-#: Masks that are kept as a tensor; a window is kept as numbers.
+#: Masks stored as a tensor; a window is stored as numbers.
 MASKS: dict[type, Form] = {
     Ranges: Form(
         "ranges",
@@ -53,7 +53,7 @@ MASKS: dict[type, Form] = {
     ),
 }
 
-#: Positions that are kept as they are; others are kept by distance, where that says them.
+#: Positions stored as they are; others are stored by distance where possible.
 POSITIONS: dict[type, Form] = {
     Shaw: Form(
         "key_table",
@@ -73,14 +73,14 @@ POSITIONS: dict[type, Form] = {
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What enters the weights of a layer besides scale, softcap, queries and keys.
+    """Inputs of a layer's weights besides scale, softcap, queries and keys.
 
     mask        a `Window`, a range of keys for each query (`Ranges`), or None: all keys
     relative    one of `POSITIONS`, or None
     bias        added to the scores, broadcastable to (heads, queries, keys), or None
     sinks       (heads,), or None
-    missing     what else enters and is not kept, with the reason; None: nothing
-    mask_known  whether `mask` is the mask: it may be among what is missing
+    missing     other inputs that are not kept, with the reason; None: nothing
+    mask_known  whether `mask` is the mask (it may be among the missing inputs)
     """
 
     mask: Mask | None = None
@@ -92,7 +92,7 @@ class Terms:
 
     @property
     def rule(self) -> str | None:
-        """The mask's name: "all", "causal", "window" or "ranges"; None: it is not known."""
+        """Name of the mask: "all", "causal", "window" or "ranges"; None: unknown."""
         if self.mask is None:
             return "all" if self.mask_known else None
         if self.mask == causal():
@@ -101,7 +101,7 @@ class Terms:
 
     @property
     def window(self) -> list[int | None] | None:
-        """The window as [left, right, offset], null where it is open; None: it is no window."""
+        """Window as [left, right, offset], null where a side is open; None: no window."""
         if not isinstance(self.mask, Window):
             return None
         sides = (self.mask.left, self.mask.right)
@@ -109,14 +109,14 @@ class Terms:
         return [left, right, self.mask.offset]
 
     def of_edges(self) -> Terms:
-        """What a layer keeps without its queries and keys: the mask and the sinks."""
+        """Return the terms to keep without queries and keys: the mask and the sinks."""
         if self.relative is None and self.bias is None:
             return self
-        missing = self.missing or "what is added to its scores is kept with queries and keys alone"
+        missing = self.missing or "what is added to its scores is kept only with queries and keys"
         return replace(self, relative=None, bias=None, missing=missing)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by their names on disk."""
+        """Return the tensors by their names on disk."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in (("bias", self.bias), ("sinks", self.sinks)):
             if tensor is not None:
@@ -129,8 +129,8 @@ class Terms:
             tensors[form.name] = form.to_tensor(self.relative).float()
         return tensors
 
-    def said(self) -> JsonObject:
-        """What the manifest says of them, besides the window."""
+    def to_manifest(self) -> JsonObject:
+        """Return the manifest entry of the terms, without the window."""
         return {
             "missing": self.missing,
             "offset": 0 if self.relative is None else self.relative.offset,
@@ -138,8 +138,10 @@ class Terms:
         }
 
     @classmethod
-    def stored(cls, entry: JsonMapping, tensors: Mapping[str, Tensor], queries: int) -> Terms:
-        """Made again from what lies on disk: the layer's entry in the manifest, and its tensors."""
+    def from_manifest(
+        cls, entry: JsonMapping, tensors: Mapping[str, Tensor], queries: int
+    ) -> Terms:
+        """Restore terms from the layer's entry in the manifest and its tensors."""
         terms = entry["terms"]
 
         def part(forms: Mapping[Any, Form]) -> Any:

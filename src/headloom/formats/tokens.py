@@ -1,7 +1,7 @@
-"""How tokens are shown: their text rather than the vocabulary's own spelling of it, on one line.
+"""Display of tokens: their text instead of the vocabulary's spelling, on one line.
 
-A trace keeps each token as its vocabulary spells it ("Ġof", "<0xE6>"), and beside it, where that
-is not the same, its text (" of"), which whoever shows tokens takes: see `Tokens`.
+A trace keeps each token as its vocabulary spells it ("Ġof", "<0xE6>") and, where that differs, its
+text (" of"), which is displayed: see `Tokens`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 _UPPER, _LOWER = "⁰¹²³⁴⁵⁶⁷⁸⁹", "₀₁₂₃₄₅₆₇₈₉"
-#: What follows a character that several tokens share: which of them this is, as in 東²⁄₃.
+#: Suffix of a character that several tokens share: the number of the part, as in 東²⁄₃.
 PARTS = rf"[{_UPPER}]+⁄[{_LOWER}]+"
 
 
 class Tokens(list[str]):
-    r"""Tokens as their vocabulary spells them, which know their texts.
+    r"""Tokens as their vocabulary spells them, with their texts.
 
     >>> tokens = Tokens(["Ġof", "Ċ"], [" of", "\n"])
     >>> tokens[0], shown(tokens)[0], shown(["Ġof"])[0]
@@ -32,15 +32,15 @@ class Tokens(list[str]):
 
 
 def shown(tokens: Sequence[str]) -> Sequence[str]:
-    """The texts of tokens, where they are known; else the tokens."""
+    """Return the texts of tokens where known, else the tokens."""
     return tokens.texts if isinstance(tokens, Tokens) else tokens
 
 
 def texts_of(pieces: Iterable[str | bytes]) -> list[str]:
-    r"""The text of each token of a sequence.
+    r"""Return the text of each token of a sequence.
 
-    A character whose bytes lie in several tokens stands in each of them, with a fraction that
-    says which of them it is: 東¹⁄₂, 東²⁄₂. A byte that belongs to no character is ‹0xE6›.
+    A character whose bytes are in several tokens appears in each of them with a fraction, the
+    number of the part: 東¹⁄₂, 東²⁄₂. A byte that belongs to no character is ‹0xE6›.
 
     Args: pieces: a token's text, or its bytes, in the order of the sequence.
 
@@ -73,14 +73,14 @@ def _texts_of_bytes(run: Sequence[bytes]) -> list[str]:
 
 
 def _characters(content: bytes) -> Iterable[tuple[str, int]]:
-    """Each character and its number of bytes; of a byte that belongs to none, its number."""
+    """Yield each character with its number of bytes; an invalid byte is yielded as ‹0xE6›."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     start = 0
     for end in range(1, len(content) + 1):
         try:
             character = decoder.decode(content[end - 1 : end])
         except UnicodeDecodeError:
-            # Only the first is known to be none: the byte that does not fit may begin another.
+            # Only the earlier bytes are invalid for sure: this one may begin another character.
             decoder.reset()
             for place in range(start, end - 1):
                 yield f"‹0x{content[place]:02X}›", 1
@@ -103,22 +103,22 @@ def _digits(number: int, digits: str) -> str:
 
 
 def running_text(tokens: Sequence[str]) -> str:
-    """Tokens one after the other, as a text is read: each character once.
+    """Join tokens into a readable text: each character once.
 
-    Words without spaces of their own are set apart.
+    Word tokens without spaces are separated by spaces.
 
     >>> running_text(["東¹⁄₂", "東²⁄₂", " is"]), running_text(["the", "dog"])
     ('東 is', 'the dog')
     """
     bare = each_once(tokens)
     apart = not any(token.startswith(" ") and token != " " for token in bare)
-    # Characters and word pieces follow each other.
+    # Single characters and word pieces are joined directly.
     apart = apart and sum(map(len, bare)) > 2 * len(bare)
     return (" " if apart else "").join(bare)
 
 
 def each_once(texts: Sequence[str]) -> list[str]:
-    """Texts of tokens, in which a character that several share stands in the first alone."""
+    """Return texts in which a character shared by several tokens is only in the first."""
     return [re.sub(rf".({PARTS})", _once, text) for text in texts]
 
 
@@ -127,30 +127,30 @@ def _once(part: re.Match[str]) -> str:
 
 
 #: Invisible characters that shape their neighbours (joiners, variation selectors): kept between
-#: two others, where they belong to what is seen.
+#: two others.
 _JOINERS = frozenset("\u200c\u200d\ufe0e\ufe0f")
-#: What is read more easily than the picture of a control character.
+#: Control characters with a clearer symbol than their Unicode picture.
 _CONTROLS = {"\n": "⏎", "\t": "⇥"}
 
 
 def visible(token: str, limit: int = 32) -> str:
-    r"""A token as one short line in which nothing hides.
+    r"""Return a token as one short line without invisible characters.
 
     Spaces at the ends become ␣, a line feed ⏎, a tab ⇥, control characters their pictures (␍ for
-    a carriage return), what has no picture of its own its code point (‹202E› for a mark that turns
-    the direction of writing), a combining mark without a letter gets a dotted circle, and nothing
-    at all is ∅.
+    a carriage return), other invisible characters their code point (‹202E› for the mark that
+    reverses the writing direction); a combining mark without a letter gets a dotted circle, and
+    the empty string is ∅.
 
     Args:
         token: any string.
-        limit: characters from which it is cut, with an ellipsis.
+        limit: maximal number of characters; a longer token is cut, with an ellipsis.
 
     >>> visible(" the\n"), visible(""), visible("\u202e"), visible("x" * 50, 8)
     ('␣the⏎', '∅', '‹202E›', 'xxxxxxx…')
     """
     if not token:
         return "∅"
-    # A long token is cut first, so that a million characters cost no more than a few.
+    # A long token is cut first, so that a million characters take no longer than a few.
     cut = len(token) > limit
     rest, token = (token[limit - 1 :], token[: limit - 1]) if cut else ("", token)
     start = len(token) - len(token.lstrip(" "))

@@ -1,4 +1,4 @@
-"""`Trace`: the tokens and the layers of one input through one model."""
+"""`Trace`: tokens and layers of one input through one model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def layer_number(trace: TraceData, name: str | int) -> int:
-    """The number of the layer that somebody names: by 5, by 5 (cross 1), or by its path.
+    """Return the number of a layer given as 5, as "5 (cross 1)", or by its path.
 
-    A path may end early, where it is that of a block with one attention layer.
+    The path of a block with one attention layer is enough.
 
     Raises: InputError: there is none, or the layer of that number is of another kind or index.
     """
@@ -38,7 +38,7 @@ def layer_number(trace: TraceData, name: str | int) -> int:
     numbers: dict[str, int] = {}
     for number, label in enumerate(labels):
         numbers |= {str(number): number, label: number}
-    for number, layer in enumerate(trace.layers):  # whose path can be a number, in a Sequential
+    for number, layer in enumerate(trace.layers):  # a path can be a number, in a Sequential
         numbers.setdefault(layer.name, number)
     inside = [n for n, layer in enumerate(trace.layers) if layer.name.startswith(f"{name}.")]
     if name in numbers or len(inside) == 1:
@@ -54,24 +54,24 @@ def layer_number(trace: TraceData, name: str | int) -> int:
 class TraceData:
     """Tokens and layers of one input through one model.
 
-    sequences   the tokens: {"tokens": [...]} of a model that reads one sequence,
+    sequences   the tokens: {"tokens": [...]} of a model with one sequence,
                 {"source": [...], "target": [...]} of an encoder-decoder
-    layers      every attention call, in the order of the model's run
-    model       what is known of the model
-    positions   what is known of the tokens of a sequence, besides their strings:
-                {"tokens": {"offsets": [[0, 5], ...], "special": [False, ...]}}. Offsets are
-                characters of the text, [0, 0] of a token that is not in it; "texts" are what the
-                tokens say, where their vocabulary spells them otherwise; of the patches of an
-                image there are "rows" and "columns", -1 of a token that is no patch; of those of
-                a sound "seconds", where each has its middle; of parts, as windows of an image,
-                "parts", the number of each position's part; of the patches of images among the
-                tokens of a text "images", "tiles", "rows", "columns", -1 of a token that is none
-    verification  how the model with headloom was held against the model without: see
-                `headloom.formats.verification`. None: it was not
-    not_traced  attention modules that ran and are not among the layers: the "name" (path), the
-                "class" and the "reason" of each
-    images      those whose patches are among the tokens: their tiles, in pixels
-    folder      where it was opened; None: it is in memory alone
+    layers      every attention call, in the order of execution
+    model       description of the model
+    positions   facts about the tokens of a sequence:
+                {"tokens": {"offsets": [[0, 5], ...], "special": [False, ...]}}. "offsets" are
+                characters of the text, [0, 0] for a token that is not in it; "texts" are given
+                where the vocabulary spells tokens differently; for patches of an image "rows"
+                and "columns", -1 for other tokens; for frames of a sound "seconds", the middle
+                of each; for parts, such as windows of an image, "parts", the part number of each
+                position; for image patches among the tokens of a text "images", "tiles", "rows",
+                "columns", -1 for other tokens
+    verification  comparison of the model with and without headloom: see
+                `headloom.formats.verification`. None: not compared
+    not_traced  attention modules that ran and are not among the layers: "name" (path), "class"
+                and "reason" of each
+    images      images whose patches are among the tokens: their tiles, in pixels
+    folder      path where it was opened; None: only in memory
     """
 
     sequences: Mapping[str, list[str]]
@@ -85,7 +85,7 @@ class TraceData:
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens the model read: of an encoder-decoder, those of its source."""
+        """Tokens that the model read: for an encoder-decoder, those of its source."""
         for name in ("tokens", "source"):
             if name in self.sequences:
                 return self.sequences[name]
@@ -95,7 +95,7 @@ class TraceData:
         kinds = Counter(layer.kind for layer in self.layers)
         layers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
         noun = "layer" if len(self.layers) == 1 else "layers"
-        tokens = ", ".join(f"{name}: {len(of)}" for name, of in self.sequences.items())
+        tokens = ", ".join(f"{name}: {len(part)}" for name, part in self.sequences.items())
         verified = "" if self.deviation is None else f", deviation {self.deviation:.1e}"
         if self.verification is not None:
             verified += f", {in_words(self.verification)}"
@@ -105,18 +105,18 @@ class TraceData:
 
     @property
     def deviation(self) -> float | None:
-        """The largest deviation of its layers, NaN where one is; None where none was measured."""
-        found = [layer.deviation for layer in self.layers if layer.deviation is not None]
-        return math.nan if any(map(math.isnan, found)) else max(found, default=None)
+        """Largest deviation of the layers, NaN if any is NaN; None: not measured."""
+        deviations = [layer.deviation for layer in self.layers if layer.deviation is not None]
+        return math.nan if any(map(math.isnan, deviations)) else max(deviations, default=None)
 
     def label(self, number: int) -> str:
-        """A layer as people read it: 5, or of a trace of several kinds 5 (cross 1)."""
+        """Return a layer's label: 5, or in a trace with several kinds of layers 5 (cross 1)."""
         layer = self.layers[number]
-        several = len({each.kind for each in self.layers}) > 1
+        several = len({other.kind for other in self.layers}) > 1
         return f"{number} ({layer.kind} {layer.index})" if several else str(number)
 
     def layer(self, place: int | str, index: int | None = None) -> TraceLayer:
-        """A layer: ``trace.layer(5)``, of a path, or of a kind and its index, ("cross", 0).
+        """Return a layer by number, ``trace.layer(5)``, path, or kind and index, ("cross", 0).
 
         Raises: InputError: there is none.
         """
@@ -126,19 +126,18 @@ class TraceData:
             if (layer.kind, layer.index) == (place, index):
                 return layer
         kinds = Counter(layer.kind for layer in self.layers)
-        there = ", ".join(f'"{kind}" 0 to {count - 1}' for kind, count in kinds.items())
-        raise InputError(f"trace: no layer {place} {index}; it has {there or 'no layers'}.")
+        known = ", ".join(f'"{kind}" 0 to {count - 1}' for kind, count in kinds.items())
+        raise InputError(f"trace: no layer {place} {index}; it has {known or 'no layers'}.")
 
     def save(
         self, path: Path | str, *, dtype: torch.dtype | None = None, overwrite: bool = False
     ) -> None:
-        """Write the trace as a folder of open formats, whole or not at all.
+        """Write the trace atomically as a folder in open formats.
 
         Args:
-            path: the folder to be.
-            dtype: in which queries and keys are stored: float32, bfloat16 or float16; None: as
-                they are.
-            overwrite: replace a trace that is there, and nothing else.
+            path: of the new folder.
+            dtype: of stored queries and keys: float32, bfloat16 or float16; None: unchanged.
+            overwrite: replace an existing trace; other folders are never replaced.
 
         Raises: DataError: the folder exists, or cannot be written.
         """
@@ -161,7 +160,7 @@ class TraceData:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open a trace folder; its layers are read when they are first asked for.
+        """Open a trace folder; layers are read at first use.
 
         Raises: DataError: it is missing, half-written, damaged, or of a newer version.
         """
@@ -196,11 +195,11 @@ class TraceData:
         return cls(
             sequences, layers, manifest["model"], positions, manifest.get("verification"),
             tuple(manifest.get("not_traced", ())),
-            tuple(map(TracedImage.read, manifest.get("images", ()))), folder,
+            tuple(map(TracedImage.from_manifest, manifest.get("images", ()))), folder,
         )  # fmt: skip
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
+        """Return every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
         import pandas
 
         from headloom.formats.trace_writer import edge_table

@@ -1,12 +1,11 @@
-"""The trace folder: an attention trace on disk, in open formats that other tools read.
+"""Writing of trace folders: attention traces on disk, in open formats.
 
-docs/formats.md says what is in its files. `layer` is the position in the list of layers of
-trace.json, from 0, as are head, query and key. Tables are in the order layer, head, query; a
-query's edges come strongest first. A row group holds heads of one layer, so that one is read
-without the others.
+docs/formats.md describes the files. `layer` is the index in the list of layers of trace.json; head,
+query and key are indices, too, all from 0. Tables are sorted by layer, head, query; a query's edges
+come strongest first. A row group holds heads of one layer, so that layers can be read separately.
 
-A trace is written layer by layer, each while the model computes the next, so that memory holds two
-layers at most, into a temporary folder that is renamed when it is whole.
+A trace is written layer by layer, each while the model computes the next, so that memory holds at
+most two layers, into a temporary folder that is renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -51,28 +50,28 @@ from headloom.version import __version__
 if TYPE_CHECKING:
     from headloom.formats.trace import TraceLayer
 
-#: How each column is written: what is small and quick for numbers of its kind. Scores and weights
-#: byte by byte, which LZ4 then finds alike; keys as differences.
+#: Parquet encoding of each column, small and fast: scores and weights split into bytes, which LZ4
+#: then compresses better; keys as differences.
 _ENCODINGS = {"key": "DELTA_BINARY_PACKED", **dict.fromkeys(FRACTIONS, "BYTE_STREAM_SPLIT")}
-#: Columns by whose smallest and largest values a reader can skip row groups.
+#: Columns with statistics, by which a reader can skip row groups.
 _STATISTICS = ("layer", "head", "kv_head", "query", "key")
-#: Edges of a row group, about: what DuckDB likes, and 4 MB of memory.
+#: Edges of a row group, approximately: suits DuckDB, and takes 4 MB of memory.
 GROUP = 2**18
 
 
 def _column(numbers: NDArray[np.generic]) -> pa.Array:
-    """Numbers as a column, not copied; `pa.array` would load pandas first, a second of work."""
+    """Return numbers as a column without a copy; `pa.array` would import pandas, a second."""
     kind = pa.from_numpy_dtype(numbers.dtype)
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def edge_table(layer: int, graph: AttentionGraph) -> pa.Table:
-    """The kept edges of a graph, as they lie in edges.parquet."""
+    """Return the kept edges of a graph, as in edges.parquet."""
     return pa.concat_tables(_edge_tables(layer, graph)).combine_chunks()
 
 
 def _edge_tables(layer: int, graph: AttentionGraph) -> Iterator[pa.Table]:
-    """The kept edges of a graph, some heads at a time, without a copy where rows are full."""
+    """Yield the kept edges of a graph, some heads at a time, without a copy where rows are full."""
     heads, queries, k = graph.keys.shape
     numbers = (graph.keys.int(), graph.scores.float(), graph.weights.float())
     tensors = [tensor.detach().cpu().contiguous() for tensor in numbers]
@@ -87,17 +86,17 @@ def _edge_tables(layer: int, graph: AttentionGraph) -> Iterator[pa.Table]:
 
 
 def _edges_of_head(layer: int, head: int, tensors: Sequence[Tensor]) -> pa.Table:
-    """The edges of one head from its keys, scores and weights, (queries, k)."""
+    """Return the edges of one head from its keys, scores and weights, (queries, k)."""
     keys = tensors[0]
     queries, k = keys.shape
-    # A row is full where its last place is. Rows that are not mostly come first: those of a causal
-    # mask that see fewer than k keys.
+    # A row is full if its last slot is. Rows that are not full mostly come first: under a causal
+    # mask they see fewer than k keys.
     short = (keys[:, -1] < 0).nonzero() if k else keys
     first = int(short[-1]) + 1 if len(short) and k else 0
-    there = keys[:first] >= 0
+    kept = keys[:first] >= 0
     numbers = np.arange(queries, dtype=np.int32)
     query = np.concatenate((
-        np.repeat(numbers[:first], there.sum(-1).numpy()), np.repeat(numbers[first:], k)
+        np.repeat(numbers[:first], kept.sum(-1).numpy()), np.repeat(numbers[first:], k)
     ))  # fmt: skip
     columns = {
         "layer": _column(np.full(len(query), layer, np.int16)),
@@ -105,13 +104,13 @@ def _edges_of_head(layer: int, head: int, tensors: Sequence[Tensor]) -> pa.Table
         "query": _column(query),
     }
     for name, tensor in zip(("key", "score", "weight"), tensors, strict=True):
-        parts = tensor[:first][there], tensor[first:].flatten()
+        parts = tensor[:first][kept], tensor[first:].flatten()
         columns[name] = pa.chunked_array([_column(part.numpy()) for part in parts])
     return pa.table(columns)
 
 
 def _by_place(layer: int, head: str, position: str, **numbers: Tensor) -> pa.Table:
-    """Numbers of (heads, positions), a row for each place."""
+    """Return numbers of shape (heads, positions) as a table with a row for each."""
     heads, length = next(iter(numbers.values())).shape
     columns: dict[str, NDArray[np.generic]] = {
         "layer": np.full(heads * length, layer, np.int16),
@@ -125,7 +124,7 @@ def _by_place(layer: int, head: str, position: str, **numbers: Tensor) -> pa.Tab
 
 
 def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
-    """The rows of a graph, as they lie in rows.parquet."""
+    """Return the rows of a graph, as in rows.parquet."""
     return _by_place(
         layer, "head", "query",
         lse=graph.lse, entropy=graph.entropy, rest=graph.rest, count=graph.count,
@@ -133,14 +132,14 @@ def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
 
 
 def key_table(layer: int, value_norms: Tensor) -> pa.Table:
-    """The norms of a layer's values, as they lie in keys.parquet."""
+    """Return the norms of a layer's values, as in keys.parquet."""
     return _by_place(layer, "kv_head", "key", value_norm=value_norms)
 
 
 def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
-    """What the keys of a graph receive, as it lies in received.parquet.
+    """Return the attention that keys receive, as in received.parquet.
 
-    received_last is NaN where the last queries were not asked for.
+    received_last is NaN where the last queries were not requested.
     """
     received, most, last = graph.received, graph.received_most, graph.received_last
     assert received is not None and most is not None
@@ -151,9 +150,9 @@ def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
 
 
 class TraceWriter:
-    """Takes the layers of a trace one after the other; made by `writing_trace`.
+    """Writer of the layers of a trace, one after the other; made by `writing_trace`.
 
-    verification, not_traced, images: what the manifest says of them, see `TraceData`.
+    verification, not_traced, images: for the manifest, see `TraceData`.
     """
 
     def __init__(
@@ -179,20 +178,20 @@ class TraceWriter:
         self._pending: Future[None] | None = None
 
     def add_sequence(self, name: str, tokens: Sequence[str]) -> None:
-        """Name a sequence that is known only while the model runs, before its first layer."""
+        """Add a sequence that is known only while the model runs, before its first layer."""
         self._sequences[name] = list(tokens)
 
     def describe(self, name: str, known: JsonMapping) -> None:
-        """Say more of the tokens of a sequence: see Trace.positions."""
+        """Set the facts about the tokens of a sequence: see `TraceData`, positions."""
         self._positions[name] = dict(known)
 
     def append(self, layer: TraceLayer) -> None:
-        """Write the next layer; without its queries and keys, of its terms mask and sinks alone."""
+        """Write the next layer; without queries and keys, only mask and sinks of its terms."""
         graph, queries_keys, terms = layer.data.graph, layer.data.queries_keys, layer.terms
         norms = layer.data.value_norms
         self._check(layer, graph)
         if self._pending is not None:
-            self._pending.result()  # raises what went wrong with the layer before
+            self._pending.result()  # raises the error of the previous layer
         if terms is not None and queries_keys is None:
             terms = terms.of_edges()
         received = {"last": graph.received_last is not None}
@@ -214,12 +213,12 @@ class TraceWriter:
                 "deviation": finite(layer.deviation),
                 "symmetric": graph.symmetric,
                 "queries_keys": queries_keys is not None,
-                "terms": None if terms is None else terms.said(),
+                "terms": None if terms is None else terms.to_manifest(),
                 "value_norms": None if norms is None else norms.shape[0],
                 **({} if graph.received is None else {"received": received}),
             }
         )
-        # Given in lists, out of which the thread takes them, so that each goes once it is written.
+        # In lists, from which the thread removes them, so that each is freed once it is written.
         tensors, number = list(queries_keys or ()), len(self._layers) - 1
         self._pending = self._thread.submit(self._write, number, [graph], tensors, terms, norms)
 
@@ -251,12 +250,12 @@ class TraceWriter:
             self._table(RECEIVED, received_table(number, graph))
 
     def _stored(self, tensor: Tensor, part: str, number: int) -> Tensor:
-        """Queries or keys as asked. Raises: InputError: that type does not reach as far as they."""
+        """Convert queries or keys to the stored type. Raises: InputError: they exceed its range."""
         dtype = self._dtype or tensor.dtype
         dtype = dtype if dtype in STORED_TYPES else torch.float32
         most = torch.finfo(dtype).max
         if tensor.numel() and torch.finfo(tensor.dtype).max > most:
-            # What is infinite or no number stays so in every type.
+            # Infinity and NaN exist in every type.
             largest = float(tensor.nan_to_num(0, 0, 0).abs().max())
             if largest > most:
                 raise InputError(
@@ -283,8 +282,8 @@ class TraceWriter:
     def _check(self, layer: TraceLayer, graph: AttentionGraph) -> None:
         if graph.batched:
             raise InputError(
-                f"trace layer {layer.name}: the graph holds a batch. A trace is of one input: "
-                "graph[b]."
+                f"trace layer {layer.name}: the graph holds a batch. A trace has one input: "
+                "give graph[b]."
             )
         _, queries, keys = graph.shape
         for size, what, sequence in ((queries, "queries", layer.queries_from),
@@ -298,7 +297,7 @@ class TraceWriter:
                 )
 
     def finish(self) -> None:
-        """Close the tables and write the manifest: without it, a folder is no trace."""
+        """Close the tables and write the manifest, which makes the folder a trace."""
         if self._pending is None:
             raise InputError("a trace needs at least one layer; none was written.")
         self._pending.result()
@@ -327,14 +326,14 @@ class TraceWriter:
         if self.not_traced:
             manifest["not_traced"] = [dict(entry) for entry in self.not_traced]
         if self.images:
-            manifest["images"] = [image.stored() for image in self.images]
+            manifest["images"] = [image.to_manifest() for image in self.images]
         manifest["sha256"] = manifest_digest(manifest)
-        # A lone surrogate, which UTF-8 lacks, becomes the same escape that JSON has for it.
+        # A lone surrogate, which UTF-8 cannot encode, becomes its JSON escape.
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (self._folder / MANIFEST).write_bytes(text.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """Close the files, whole or not; each, though closing another fails, as on a full disk."""
+        """Close all files, complete or not, even if closing one of them fails (full disk)."""
         self._thread.shutdown()
         with ExitStack() as stack:
             for file in (*self._tables.values(), self._tensors):
@@ -343,13 +342,13 @@ class TraceWriter:
 
 
 def not_a_trace(path: Path) -> str | None:
-    """Why what is at a path must not be replaced by a trace; None: it is one, whole or damaged."""
+    """Return why `path` must not be replaced by a trace; None: it is one, intact or damaged."""
     try:
         content = (path / MANIFEST).read_bytes()
     except OSError:
         return f"it is no trace: it has no {MANIFEST} that can be read"
     if not content.startswith(f'{{\n "format": "{FORMAT}",'.encode()):
-        return f"it is no trace: its {MANIFEST} does not say that it is a {FORMAT}"
+        return f"it is no trace: its {MANIFEST} has no format {FORMAT!r}"
     others = {file.name for file in path.iterdir()} - {MANIFEST, QUERIES_KEYS, *COLUMNS}
     others = {name for name in others if not name.startswith(".")}
     return f"besides a trace it holds {min(others)!r}" if others else None
@@ -364,14 +363,14 @@ def writing_trace(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
 ) -> Iterator[TraceWriter]:
-    """Write a trace folder layer by layer: it is there when the block ends well, else nothing is.
+    """Write a trace folder layer by layer; it appears only if the block ends without an error.
 
     Args:
-        path: the folder to be.
+        path: of the new folder.
         sequences: the tokens: {"tokens": ...}, or {"source": ..., "target": ...}.
-        model: what is known of the model; JSON.
-        dtype: of stored queries and keys: float32, bfloat16 or float16; None: as they come.
-        overwrite: replace a trace that is there, and nothing else.
+        model: description of the model; JSON.
+        dtype: of stored queries and keys: float32, bfloat16 or float16; None: unchanged.
+        overwrite: replace an existing trace; other folders are never replaced.
 
     Raises: DataError: the folder exists, or cannot be written.
     """
@@ -379,11 +378,11 @@ def writing_trace(
         raise InputError(f"a trace keeps queries and keys as float32, bfloat16 or float16, not "
                          f"{dtype}.")  # fmt: skip
 
-    def not_asked_for(path: Path) -> str:
+    def never(path: Path) -> str:
         remedy = "" if not_a_trace(path) else ", and overwrite=True was not given"
         return f"it exists already{remedy}"
 
-    with atomic_folder(path, not_a_trace if overwrite else not_asked_for) as folder:
+    with atomic_folder(path, not_a_trace if overwrite else never) as folder:
         writer = TraceWriter(folder, sequences, model or {}, dtype)
         try:
             yield writer

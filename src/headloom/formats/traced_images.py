@@ -1,9 +1,9 @@
-"""Where the patches of an image lie, which a model reads between the tokens of a text.
+"""Positions of image patches that a model reads between the tokens of a text.
 
-A processor makes of a picture what the model sees: it resizes, crops or pads it, and may cut it
-into tiles. `TracedImage` says where each patch of each tile lies in the resized picture, and where
-the original picture lies in that. Boxes are (top, left, bottom, right) in pixels, whose corners may
-lie between two pixels, or, of padding, outside of the picture.
+A processor turns a picture into the model's input: it resizes, crops or pads it, and may cut it
+into tiles. `TracedImage` holds the box of each tile and its patches in the resized picture, and
+computes the box of the original picture. Boxes are (top, left, bottom, right) in pixels; corners
+can lie between two pixels or, with cropping or padding, outside of the picture.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headloom.formats.files import JsonMapping, JsonObject
 Size = tuple[int, int]
 Box = tuple[float, float, float, float]
 
-#: What is known of each position of a text with images: -1 where it is no patch.
+#: Facts about each position of a text with images: -1 where it is no patch.
 NAMES = ("images", "tiles", "rows", "columns")
-#: How a processor fits a picture into what the model sees.
+#: Ways in which a processor fits a picture into the model's input.
 #:  stretch  each side to its length
-#:  crop     the shortest side to a length; then the middle is cut out
+#:  crop     the shortest side to a length, then a crop of the middle
 #:  pad      bars beside the picture make it square
-#:  contain  as large as it goes in without a change of its shape; bars beside it
+#:  contain  as large as possible with the same aspect ratio, bars beside it
 FITS = ("stretch", "crop", "pad", "contain")
 #: The most pixels of a side, and patches of it.
 _MOST = 2**20
@@ -33,9 +33,9 @@ _MOST = 2**20
 
 @dataclass(frozen=True)
 class Tile:
-    """A part of the picture that is cut into patches of one size, row by row.
+    """Part of the picture that is cut into patches of one size, row by row.
 
-    box: the part, in pixels of the resized picture. rows, columns: of patches.
+    box: in pixels of the resized picture. rows, columns: of patches.
     """
 
     box: Box
@@ -43,19 +43,19 @@ class Tile:
     columns: int
 
     def patches(self) -> list[tuple[int, int]]:
-        """The row and the column of each patch, in the order in which models read them."""
+        """Return row and column of each patch, in the order in which models read them."""
         return [(row, column) for row in range(self.rows) for column in range(self.columns)]
 
 
 @dataclass(frozen=True)
 class TracedImage:
-    """An image among the tokens of a text.
+    """Image among the tokens of a text.
 
-    size      rows and columns of pixels of the picture as its processor resized it
+    size      rows and columns of pixels of the resized picture
     tiles     in the order of the model
-    fit       one of `FITS`; None: it is not known how the processor made it of the original
+    fit       one of `FITS`; None: unknown
     shortest  with "crop": the length that the shortest side was resized to
-    original  rows and columns of pixels of the picture that the processor was given, where known
+    original  rows and columns of pixels of the original picture, where known
     """
 
     size: Size
@@ -65,7 +65,7 @@ class TracedImage:
     original: Size | None = None
 
     def frame(self, original: Size) -> Box:
-        """Where a picture of some size lies within the resized one.
+        """Return the box of an original picture of this size within the resized one.
 
         Raises: InputError: it is not known how it was resized.
         """
@@ -84,13 +84,13 @@ class TracedImage:
         if self.fit == "contain":
             return contained(original, (high, wide))
         raise InputError(
-            "image_map: it is not known whether the processor cropped, padded or stretched this "
-            "picture, so that its own pixels are not known either. Give the processor as "
+            "image_map: it is unknown whether the processor cropped, padded or stretched this "
+            "picture, so the map cannot be drawn on its original pixels. Give the processor as "
             "tokenizer= when you trace the model, or leave size out for the pixels of pixel_values."
         )
 
-    def stored(self) -> JsonObject:
-        """What the manifest of a trace says of it."""
+    def to_manifest(self) -> JsonObject:
+        """Return the manifest entry of the image."""
         return {
             "size": list(self.size),
             "tiles": [{"box": list(t.box), "grid": [t.rows, t.columns]} for t in self.tiles],
@@ -100,8 +100,8 @@ class TracedImage:
         }
 
     @classmethod
-    def read(cls, entry: JsonMapping) -> TracedImage:
-        """Made again of what the manifest says."""
+    def from_manifest(cls, entry: JsonMapping) -> TracedImage:
+        """Restore an image from its entry in the manifest."""
 
         def pair(value: Sequence[int] | None) -> Size | None:
             rows, columns = value or (1, 1)
@@ -116,7 +116,7 @@ class TracedImage:
 
 
 def tile_box(row: int, column: int, size: Size) -> Box:
-    """The box of a tile of a grid of tiles, all of one size.
+    """Return the box of a tile in a grid of tiles of one size.
 
     >>> tile_box(1, 2, (10, 20))
     (10.0, 40.0, 20.0, 60.0)
@@ -126,7 +126,7 @@ def tile_box(row: int, column: int, size: Size) -> Box:
 
 
 def cropped(original: Size, shortest: int, size: Size) -> Box:
-    """Where a picture lies whose shortest side became a length before its middle was cut out.
+    """Return the box of a picture whose shortest side was resized before its middle was cropped.
 
     >>> cropped((100, 200), 50, (50, 50))
     (0.0, -25.0, 50.0, 75.0)
@@ -148,29 +148,29 @@ def cropped(original: Size, shortest: int, size: Size) -> Box:
 
 
 def contained(original: Size, size: Size) -> Box:
-    """Where a picture lies in the middle of bars, as large as it goes in.
+    """Return the box of a picture centred between bars, as large as possible.
 
     >>> contained((100, 200), (80, 80))
     (20.0, 0.0, 60.0, 80.0)
     """
-    high, wide = (side / own for side, own in zip(size, original, strict=True))
+    high, wide = (side / length for side, length in zip(size, original, strict=True))
     if wide < high:
         inner = min(math.ceil(original[0] * wide), size[0]), size[1]
     else:
         inner = size[0], min(math.ceil(original[1] * high), size[1])
-    top, left = ((side - own) // 2 for side, own in zip(size, inner, strict=True))
+    top, left = ((side - length) // 2 for side, length in zip(size, inner, strict=True))
     return float(top), float(left), float(top + inner[0]), float(left + inner[1])
 
 
 def are_images(value: Any, known: Mapping[str, Mapping[str, list[int]]]) -> bool:
-    """Whether something is what a manifest may say of images; known: its positions."""
+    """Whether a value is a valid list of images of a manifest; known: its positions."""
     try:
-        images = [TracedImage.read(entry) for entry in value]
+        images = [TracedImage.from_manifest(entry) for entry in value]
         sound = all(map(_is_sound, images))
         for entries in known.values():
             if "images" not in entries:
                 continue
-            # More patches than tokens there cannot be.
+            # There cannot be more patches than tokens.
             most = len(entries["images"])
             sound &= all(t.rows * t.columns <= most for image in images for t in image.tiles)
             for place in zip(*(entries[name] for name in NAMES), strict=True):
@@ -183,7 +183,7 @@ def are_images(value: Any, known: Mapping[str, Mapping[str, list[int]]]) -> bool
 
 
 def _is_sound(image: TracedImage) -> bool:
-    """Whether the numbers of an image are those of one."""
+    """Whether the numbers of an image are valid."""
     sides = [*image.size, *(image.original or (1,)), image.shortest or 1]
     sides += [side for tile in image.tiles for side in (tile.rows, tile.columns)]
     boxes = [tile.box for tile in image.tiles]

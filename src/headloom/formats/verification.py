@@ -1,12 +1,11 @@
-"""What a trace says of how it was verified, `headloom.Trace.verification`.
+"""Verification of a trace, `headloom.Trace.verification`.
 
-    tokens      how many of a text both runs read, with headloom and without; 0 where there is none
-    whole       whether these are the whole input
-    difference  the largest of an output
-    nan         cells of outputs that are not numbers (NaN), of which nothing can be said; not
-                there where there are none
+tokens      number of tokens compared, with headloom and without; 0: the input is no text
+whole       whether these are the whole input
+difference  largest difference of an output
+nan         number of outputs that are NaN, which cannot be compared; missing if 0
 
-or, of what could not be verified, {"unverified": why}.
+or, where nothing could be verified, {"unverified": reason}.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 
 from headloom.formats.files import JsonMapping
 
-#: What a trace says whose model was verified before, on another text.
+#: Verification of a trace whose model was verified earlier, on another text.
 ON_ANOTHER_TEXT = {"unverified": "its model was verified, on another text"}
 
 
 def in_words(verification: JsonMapping) -> str:
-    """A verification in a few words.
+    """Describe a verification in a few words.
 
     >>> in_words({"tokens": 64, "whole": False, "difference": 3e-7})
     'as without headloom to 3.0e-07 (64 tokens)'
@@ -41,7 +40,7 @@ def in_words(verification: JsonMapping) -> str:
 
 
 def is_verification(value: object) -> bool:
-    """Whether something is what a trace may say, or nothing."""
+    """Whether a value is a valid verification, or None."""
     if value is None:
         return True
     if not isinstance(value, dict):
@@ -53,7 +52,7 @@ def is_verification(value: object) -> bool:
 
 
 def outward(bound: float, form: str, upper: bool = False) -> str:
-    """Format a bound so that it stays true: a lower one is rounded down, an upper one up.
+    """Format a bound so that it remains valid: a lower one is rounded down, an upper one up.
 
     >>> outward(41.57, ".0f"), outward(41.23, ".0f", upper=True), outward(1.21e-7, ".1e")
     ('41', '42', '1.2e-07')
@@ -64,5 +63,5 @@ def outward(bound: float, form: str, upper: bool = False) -> str:
         return format(bound, form)
     with localcontext() as context:
         context.rounding = ROUND_CEILING if upper else ROUND_FLOOR
-        # A decimal writes small numbers in another way than a float.
+        # Formatted as a float, which writes small numbers differently from a decimal.
         return format(float(format(Decimal(f"{bound:.12g}"), form)), form)

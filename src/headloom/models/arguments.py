@@ -1,4 +1,4 @@
-"""Constructor arguments of the modules, by headloom's names or those of other libraries."""
+"""Constructor arguments of the modules, by headloom's names or other libraries' names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CHOICES = {
 def by_headloom_names(
     operation: str, known: Collection[str], arguments: Mapping[str, object]
 ) -> dict[str, object]:
-    """Rename arguments that are called as in other libraries; known: those of the operation.
+    """Rename arguments from other libraries' names; known: argument names of the operation.
 
     >>> by_headloom_names("Encoder", ["width", "layers"], {"d_model": 64, "num_layers": 2})
     {'width': 64, 'layers': 2}
@@ -50,35 +50,35 @@ def by_headloom_names(
     result: dict[str, object] = {}
     for name, value in arguments.items():
         ours = name if name in known else _OURS.get(name, name)
-        # The layers of an encoder-decoder are those of both.
-        both = ours == "layers" and ours not in known and "encoder_layers" in known
-        for each in ("encoder_layers", "decoder_layers") if both else (ours,):
-            if each not in known:
-                raise no_keyword(operation, each, known, {})
-            if each in result:
-                raise TypeError(f"{operation}() got {each} twice, once by another name")
-            result[each] = value
+        # "layers" of an encoder-decoder sets both stacks.
+        sets_both = ours == "layers" and ours not in known and "encoder_layers" in known
+        for target in ("encoder_layers", "decoder_layers") if sets_both else (ours,):
+            if target not in known:
+                raise no_keyword(operation, target, known, {})
+            if target in result:
+                raise TypeError(f"{operation}() got {target} twice, once under another name")
+            result[target] = value
     return result
 
 
 def by_name(
     **defaults: object,
 ) -> Callable[[Callable[Concatenate[_Module, _P], None]], Callable[Concatenate[_Module, _P], None]]:
-    """Let a constructor take habitual names, and keep its arguments for config.json.
+    """Let a constructor accept other libraries' names, and keep its arguments for config.json.
 
-    Its signature lists its `TextChoices` or `BlockChoices`, with the defaults of an `Architecture`
-    but for these.
+    Its signature lists its `TextChoices` or `BlockChoices`, with these defaults, and otherwise
+    those of `Architecture`.
     """
     usual = {field.name: field.default for field in fields(Architecture)} | defaults
 
     def decorated(init: Callable[Concatenate[_Module, _P], None]) -> Callable[..., None]:
         parameters = list(inspect.signature(init).parameters.values())
-        own = {parameter.name for parameter in parameters}
+        listed = {parameter.name for parameter in parameters}
         for name in _CHOICES.get(parameters[-1].annotation, ()):
-            if name not in own:
+            if name not in listed:
                 kind = inspect.Parameter.KEYWORD_ONLY
                 parameters.append(inspect.Parameter(name, kind, default=usual[name]))
-        signature = inspect.Signature([each for each in parameters if each.name != "choices"])
+        signature = inspect.Signature([item for item in parameters if item.name != "choices"])
         known = list(signature.parameters)[1:]
 
         @wraps(init)

@@ -1,4 +1,4 @@
-"""The layers that Transformers are stacked from: attention and feed-forward, each added on.
+"""Blocks of Transformers: attention and feed-forward layers, each with a residual connection.
 
     pre-norm:   x + sublayer(norm(x))
     post-norm:  norm(x + sublayer(x))
@@ -26,20 +26,20 @@ from headloom.models.dense import Dropout, linear_maps
 
 @dataclass(eq=False)
 class BlockCache:
-    """What a decoder block remembers between steps: of its own tokens and of the source."""
+    """Key/value caches of a decoder block: of its own tokens and of the source."""
 
     own: KeyValueCache = field(default_factory=KeyValueCache)
     source: KeyValueCache = field(default_factory=KeyValueCache)
 
     def reorder(self, order: Tensor, sources: Tensor | None) -> None:
-        """Take sequence ``order[b]`` as sequence b, and likewise sources; None: all stay."""
+        """Make sequence ``order[b]`` sequence b, likewise for sources; None: keep the sources."""
         self.own.reorder(order)
         if sources is not None:
             self.source.reorder(sources)
 
 
 def activated(hidden: Tensor, kind: ActivationKind) -> Tensor:
-    """The non-linearity of a feed-forward layer.
+    """Apply the activation of a feed-forward layer.
 
         relu: max(0, x)    gelu: x Phi(x)    silu: x sigmoid(x)
         gelu-tanh: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
@@ -58,7 +58,7 @@ _ACTIVATIONS: dict[ActivationKind, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity in between, or three of which one is a gate.
+    """Two linear maps with an activation in between, or three with a gate.
 
         plain:  activation(x W_1 + b_1) W_2 + b_2
         gated:  (activation(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2
@@ -81,7 +81,7 @@ class FeedForward(nn.Module):
                     nn.init.zeros_(linear.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., width) to (..., width)."""
+        """Map (..., width) to (..., width)."""
         if self.gate is not None:
             gate, risen = linear_maps(inputs, [self.gate, self.rise])
             hidden = activated(gate, self.activation) * risen
@@ -94,7 +94,7 @@ class FeedForward(nn.Module):
 
 
 def norm_of(architecture: Architecture) -> nn.LayerNorm | nn.RMSNorm:
-    """A new norm.
+    """Return a new norm.
 
         layer:  (x - mean(x)) / sqrt(var(x) + epsilon) g + b
         rms:    x / sqrt(mean(x^2) + epsilon) g
@@ -106,7 +106,7 @@ def norm_of(architecture: Architecture) -> nn.LayerNorm | nn.RMSNorm:
 
 
 def closing_norm(architecture: Architecture) -> nn.Module:
-    """What follows the last block: pre-norm blocks leave their sum unnormalised."""
+    """Return the norm after the last block; post-norm blocks need none."""
     return norm_of(architecture) if architecture.norm == "pre" else nn.Identity()
 
 
@@ -118,7 +118,7 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
         depth=architecture.depth,
         bias=architecture.biases,
         dropout=architecture.attention_dropout,
-        # Between two texts there is no distance to speak of.
+        # Distances between two texts have no meaning.
         relative="none" if kind == "cross" else architecture.relative,
         positions=PositionSizes(
             architecture.clip,
@@ -135,7 +135,7 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
 
 
 class _Block(nn.Module):
-    """What both kinds of block share: how a sublayer's result is added."""
+    """Base of both kinds of block: the residual connection."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class EncoderBlock(_Block):
         self.feed_forward_norm = norm_of(architecture)
 
     def forward(self, inputs: Tensor, mask: Mask | None) -> Tensor:
-        """(batch, positions, width) to the same."""
+        """Map (batch, positions, width) to the same shape."""
         attended = self._add(
             inputs, self.self_attention_norm, lambda x: self.self_attention(x, mask=mask)
         )
@@ -187,10 +187,10 @@ class DecoderBlock(_Block):
         source_mask: Mask | None = None,
         cache: BlockCache | None = None,
     ) -> Tensor:
-        """(batch, positions, width) to the same; cache: of earlier steps, for decoding.
+        """Map (batch, positions, width) to the same shape; cache: of earlier steps, for decoding.
 
-        source: what the encoder gave, (sources, source positions, width). The batch is as many, or
-        a multiple: as many sequences that follow each other write from each.
+        source: outputs of the encoder, (sources, source positions, width). The batch is as large or
+        a multiple: then consecutive sequences share a source.
         """
         cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
         own = cache.own if cache else None
@@ -202,25 +202,25 @@ class DecoderBlock(_Block):
         if cross_attention is not None and cross_norm is not None:
             from_source = cache.source if cache else None
             sources = inputs.shape[0] if source is None else source.shape[0]
-            each = inputs.shape[0] // max(sources, 1)
+            per_source = inputs.shape[0] // max(sources, 1)
 
-            def look(x: Tensor) -> Tensor:
-                # Hypotheses of one source are its queries: it is read once for all of them.
-                queries = x.reshape(sources, each * x.shape[1], x.shape[2])
+            def attend(x: Tensor) -> Tensor:
+                # All hypotheses of a source are its queries, so that it is read once.
+                queries = x.reshape(sources, per_source * x.shape[1], x.shape[2])
                 read: Tensor = cross_attention(queries, source, mask=source_mask, cache=from_source)
                 return read.reshape(x.shape)
 
-            outputs = self._add(outputs, cross_norm, look)
+            outputs = self._add(outputs, cross_norm, attend)
         return self._add(outputs, self.feed_forward_norm, self.feed_forward)
 
 
 def encoder_blocks(architecture: Architecture) -> nn.ModuleList:
-    """New blocks of an encoder."""
+    """Return new blocks of an encoder."""
     return nn.ModuleList(EncoderBlock(architecture) for _ in range(architecture.encoder_layers))
 
 
 def stacked(blocks: nn.ModuleList, norm: nn.Module, vectors: Tensor, *others: object) -> Tensor:
-    """The normalised output of blocks, one after the other; others: see their `forward`."""
+    """Run blocks one after the other, then the norm; others: see their `forward`."""
     for block in blocks:
         vectors = block(vectors, *others)
     result: Tensor = norm(vectors)
@@ -228,13 +228,13 @@ def stacked(blocks: nn.ModuleList, norm: nn.Module, vectors: Tensor, *others: ob
 
 
 def padding_mask(ids: Tensor, padding_id: int) -> Mask | None:
-    """The mask that hides padding, or None where there is none."""
+    """Return the mask that hides padding, or None if there is no padding."""
     real = ids != padding_id
     return None if bool(real.all()) else padding(real)
 
 
 def output_map(vocabulary: int, architecture: Architecture) -> nn.Linear:
-    """A new map from outputs to the score of every token."""
+    """Return a new linear map from outputs to the score of every token."""
     linear = nn.Linear(architecture.width, vocabulary, bias=architecture.output_bias)
     nn.init.xavier_uniform_(linear.weight)
     return linear

@@ -1,4 +1,4 @@
-"""The classifier: an encoder whose outputs are pooled into one vector, and scored for each class.
+"""Text classifier: an encoder whose outputs are pooled into a vector that scores the classes.
 
     y = encoder(x)                       (positions, width)
     p = pool(y)                          (width,)
@@ -26,13 +26,13 @@ from headloom.models.predictor import Predictor
 
 
 def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
-    """One vector for each sequence, (batch, width), of outputs (batch, positions, width).
+    """Pool outputs (batch, positions, width) into one vector for each sequence, (batch, width).
 
-        mean:   sum over real positions / how many there are
-        first:  what stands at the first position
-        max:    the largest number of each column, over real positions
+        mean:   sum over real positions / their number
+        first:  output at the first position
+        max:    maximum of each column over real positions
 
-    real: bool, (batch, positions), False at padding; a sequence has one real position or more.
+    real: bool, (batch, positions), False at padding; at least one True per sequence.
 
     >>> outputs = torch.tensor([[[1.0], [4.0], [9.0]]])
     >>> pooled(outputs, torch.tensor([[True, True, False]]), "mean")     # (1 + 4) / 2
@@ -47,9 +47,9 @@ def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
 
 
 def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
-    """What each position gives to `pooled`, which is their sum: (batch, positions, width).
+    """Return the contribution of each position to `pooled`, their sum: (batch, positions, width).
 
-    Of "max", the positions that have the largest number of a column share it alike.
+    With "max", positions that tie for the maximum of a column share it equally.
 
     >>> outputs = torch.tensor([[[1.0, 6.0], [4.0, 2.0]]])
     >>> pooled_parts(outputs, torch.tensor([[True, True]]), "max")[0].tolist()
@@ -59,8 +59,8 @@ def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
         return outputs.masked_fill(~real[..., None], 0.0) / real.sum(1)[:, None, None]
     if pooling == "first":
         return outputs * (torch.arange(outputs.shape[1], device=outputs.device) == 0)[:, None]
-    seen = outputs.masked_fill(~real[..., None], -torch.inf)
-    chosen = seen == seen.amax(1, keepdim=True)
+    masked = outputs.masked_fill(~real[..., None], -torch.inf)
+    chosen = masked == masked.amax(1, keepdim=True)
     return outputs * chosen / chosen.sum(1, keepdim=True)
 
 
@@ -72,12 +72,11 @@ class Classifier(Predictor):
         classes: number of classes.
         layers: number of blocks.
         pooling: how the outputs become one vector: their "mean", the "first", the "max" of each
-            column. By the mean, gradients reach all words from the first step, and no position
-            must be learned to collect them.
+            column. With the mean, gradients reach all words from the first step.
         padding: the id that fills short sequences, hidden by the mask and not pooled; -1: none.
         width, heads, feed_forward, dropout, choices: see `headloom.LanguageModel`.
 
-    Raises: InputError: values that do not go together. TypeError: an unknown argument.
+    Raises: InputError: values that contradict each other. TypeError: an unknown argument.
 
     >>> model = Classifier(vocabulary=200, classes=2, width=64, heads=4, layers=2)
     >>> model(torch.tensor([[5, 6, 7]])).shape
@@ -108,20 +107,20 @@ class Classifier(Predictor):
         nn.init.zeros_(self.output.bias)
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """What the encoder makes of each token: ids (batch, positions) to (..., width).
+        """Encode each token: ids (batch, positions) to (batch, positions, width).
 
-        Raises: InputError: ids that are none, or a text of padding alone.
+        Raises: InputError: an id outside the vocabulary, or a text of only padding.
         """
         if not bool((tokens != self.padding).any(1).all()):
             raise InputError(
-                f"the tokens are {describe(tokens)}, and a text of them has no token but padding. "
+                f"the tokens are {describe(tokens)}, and one text has only padding. "
                 "Leave it out, or give it one token."
             )
         mask = padding_mask(tokens, self.padding)
         return stacked(self.encoder, self.encoder_norm, self.embedding(tokens), mask)
 
     def outputs(self, tokens: Tensor) -> Tensor:
-        """One vector for each text: ids (batch, positions) to (batch, width)."""
+        """Return one vector for each text: ids (batch, positions) to (batch, width)."""
         result: Tensor = self.dropout(
             pooled(self.encode(tokens), tokens != self.padding, self.pooling)
         )
@@ -129,7 +128,7 @@ class Classifier(Predictor):
 
     @torch.no_grad()
     def contributions(self, tokens: Tensor) -> Tensor:
-        """What the output at each position adds to the score of each class, in evaluation.
+        """Return the contribution of each position to each class score, in evaluation mode.
 
             logits = bias + sum over positions of contributions
 

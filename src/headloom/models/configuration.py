@@ -122,13 +122,13 @@ class Architecture:
             )
         if self.rotary_scaling is not None and self.positions != "rotary":
             raise InputError(
-                f'model.rotary_scaling with model.positions "{self.positions}", which turns '
-                'nothing. Choose "rotary", or leave it out.'
+                f'model.rotary_scaling has no effect with model.positions "{self.positions}". '
+                'Choose "rotary", or leave it out.'
             )
         checked_scaling("model.rotary_scaling", self.rotary_scaling, self.rotary_base)
         if self.positions == "buckets":
-            for both in (True, False):  # an encoder's layers, and a decoder's
-                check_buckets("model.buckets", self.buckets, self.max_distance, bidirectional=both)
+            for flag in (True, False):  # an encoder's layers, and a decoder's
+                check_buckets("model.buckets", self.buckets, self.max_distance, bidirectional=flag)
         if self.weights == "uniform" and self.relative != "none":
             raise InputError(
                 f'model.weights "uniform" with model.positions "{self.positions}": these positions '
@@ -136,7 +136,7 @@ class Architecture:
             )
 
     def arguments(self, layers: Literal["encoder", "decoder"] | None = None) -> dict[str, Any]:
-        """Keyword arguments of a module with these choices; layers: its stack, None: both."""
+        """Return keyword arguments for a module; layers: its stack of blocks, None: both stacks."""
         choices = asdict(self)
         if layers is not None:
             counts = {name: choices.pop(f"{name}_layers") for name in ("encoder", "decoder")}
@@ -145,17 +145,17 @@ class Architecture:
 
     @property
     def embedding_factor(self) -> float:
-        """What embeddings are multiplied by."""
+        """Factor of the embeddings."""
         return math.sqrt(self.width) if self.scaled_embeddings else 1.0
 
     @property
     def room(self) -> int | None:
-        """How many tokens a sequence may have; None: any number."""
+        """Maximal number of tokens of a sequence; None: unlimited."""
         return self.max_length if self.positions == "learned" else None
 
     @property
     def relative(self) -> RelativeKind:
-        """The positions that act inside self-attention."""
+        """Positions that act inside self-attention."""
         if self.positions in ("shaw", "shaw-keys", "alibi", "buckets", "rotary"):
             return self.positions
         return "none"

@@ -1,7 +1,7 @@
-"""Decoding: from logits, step by step, to sequences. Greedy, beam search and sampling.
+"""Decoding of sequences from logits, step by step: greedy, beam search and sampling.
 
-All work on any model with ``step(tokens, state) -> logits`` and a key/value cache, and never
-compute a position twice.
+All work on any model with ``step(tokens, state) -> logits`` and a key/value cache; no position is
+computed twice.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headloom.models.next_tokens import best_continuations, closed_up, draw, in_
 
 @dataclass(eq=False)
 class DecodingState:
-    """What a model remembers between steps.
+    """State of a model between decoding steps.
 
     caches: keys and values of each block.
-    source: what the encoder gave, (sources, source positions, width), if there is one. Each may
-        have several sequences of the batch, which follow each other: the hypotheses of a beam.
+    source: outputs of the encoder, (sources, source positions, width), if there is one. Consecutive
+        sequences of the batch can share one: the hypotheses of a beam.
     source_real: bool, (sources, source positions), False at padding; None: no padding.
-    position: how many tokens have been seen.
+    position: number of tokens processed.
     """
 
     caches: list[BlockCache]
@@ -36,9 +36,9 @@ class DecodingState:
     position: int = 0
 
     def reorder(self, order: Tensor, sources: Tensor | None = None) -> None:
-        """Take sequence ``order[b]`` as sequence b; the batch may grow or shrink.
+        """Make sequence ``order[b]`` sequence b; the batch can grow or shrink.
 
-        sources: likewise of the sources; None: all stay.
+        sources: likewise for the sources; None: unchanged.
         """
         for cache in self.caches:
             cache.reorder(order, sources)
@@ -49,17 +49,17 @@ class DecodingState:
 
 
 class Stepper(Protocol):
-    """A model that can be decoded."""
+    """Protocol of a model for decoding."""
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
-        """Logits (batch, new positions, vocabulary) after new tokens (batch, new positions).
+        """Return logits (batch, new positions, vocabulary) for new tokens (batch, new positions).
 
-        state: what earlier calls left; advanced in place.
+        state: of the earlier calls; updated in place.
         """
 
 
 class WithoutTokens(Stepper):
-    """A model that never writes some tokens, as padding that it was not trained on."""
+    """Model wrapper that excludes some tokens, such as padding, from generation."""
 
     def __init__(self, model: Stepper, *tokens: int) -> None:
         self._model, self._tokens = model, list(tokens)
@@ -72,10 +72,10 @@ class WithoutTokens(Stepper):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A sequence without its start and end tokens, and its log-probability, in nats.
+    """A sequence without start and end tokens, with its log-probability in nats.
 
-    ended: whether the end token was written, and is part of the probability; else the sequence was
-        cut at the length that was asked for.
+    ended: whether the end token was generated and is part of the probability; else the sequence was
+        cut at the maximal length.
     """
 
     tokens: list[int]
@@ -83,7 +83,7 @@ class Hypothesis:
     ended: bool = True
 
     def score(self, length_penalty: float) -> float:
-        """What beams are ranked by: the log-probability over the length, the end token counted.
+        """Return the ranking score: log-probability by length, the end token included.
 
             score = log p / length^length_penalty
 
@@ -108,24 +108,23 @@ def beam_hypotheses(
     length_penalty: float = 1.0,
     progress: Callable[[int], None] = lambda length: None,
 ) -> list[list[Hypothesis]]:
-    """The likeliest sequences that a beam finds, the best first.
+    """Return the likeliest sequences of a beam search, the best first.
 
-    They are ranked by `Hypothesis.score`. A search goes on until as many have ended as the
-    beam holds, and none that goes on scores above the worst of them, as in Transformers; where none
-    has ended at the greatest length, they are cut there. A beam of 1 takes the likeliest token at
-    every step (greedy): what goes on beside an end is less likely than it, and as long.
+    They are ranked by `Hypothesis.score`. A search stops when `beam` hypotheses have ended and no
+    unfinished one scores above the worst of them, as in Transformers; if none has ended at the
+    maximal length, they are cut there. A beam of 1 takes the likeliest token at every step.
 
-    start, end, beam, length_penalty: see `headloom.Transformer.generate`; state: fresh from the
-    model's start(), used up; batch: number of sequences; max_length: tokens after which a sequence
-    is cut, of all or of each; progress: told how many tokens the sequences have that go on.
+    start, end, beam, length_penalty: see `headloom.Transformer.generate`; state: from the model's
+    start(), consumed; batch: number of sequences; max_length: tokens after which sequences are cut,
+    one number or one for each; progress: called with the current number of tokens.
 
-    Returns: of each sequence, those that ended, as many as the beam holds at most; fewer where the
-        greatest length came first.
+    Returns: for each sequence the ended hypotheses, at most `beam`; fewer if the maximal length was
+        reached first.
     """
     limits, length = _limits(max_length, batch), 0
     finished: list[list[Hypothesis]] = [[] for _ in range(batch)]
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
-    # Every sequence starts as one hypothesis; the others are impossible until the first step.
+    # Each sequence starts with one hypothesis; the others have probability 0 until the first step.
     state.reorder(torch.arange(batch, device=device).repeat_interleave(beam))
     alive = list(range(batch))
     scores = torch.full((batch, beam), -torch.inf, device=device)
@@ -136,17 +135,17 @@ def beam_hypotheses(
         length += 1
         progress(length)
         logits = model.step(written[:, :, -1].reshape(count * beam, 1), state)[:, -1]
-        # Twice the beam, so that enough go on even if every hypothesis could end here.
+        # Twice the beam, so that enough remain even if every hypothesis can end here.
         count_kept = min(2 * beam, beam * logits.shape[-1])
         best, parents, tokens = best_continuations(logits, scores, count_kept)
 
         ends = tokens == end
-        # A vocabulary smaller than the beam leaves places that no hypothesis can fill.
+        # With a vocabulary smaller than the beam, some slots have no hypothesis.
         for row, rank in (ends & best.isfinite())[:, :beam].nonzero().tolist():
             words = written[row, parents[row, rank], 1:].tolist()
             finished[alive[row]].append(Hypothesis(words, float(best[row, rank])))
         scores, order = best.masked_fill(ends, -torch.inf).topk(beam)
-        # Whoever goes on stays in the place of its parent, so that caches copy the others alone.
+        # Continuations keep their parent's slot where possible, so that caches copy only the rest.
         ranks = torch.tensor(
             [in_place(row) for row in parents.gather(1, order).tolist()], device=device
         )
@@ -155,18 +154,18 @@ def beam_hypotheses(
         written = torch.cat(
             (written.gather(1, parents[..., None].expand(-1, -1, length)), tokens[..., None]), 2
         )
-        going_on = []
+        open_rows = []
         for row, sequence in enumerate(alive):
             if length >= limits[sequence]:
                 finished[sequence] = finished[sequence] or _cut(written[row], scores[row])
-            elif not _settled(finished[sequence], scores[row], length, length_penalty):
-                going_on.append(row)
-        going_on = closed_up(going_on)
-        keep = torch.tensor(going_on, dtype=torch.long, device=device)
-        all_stay = len(going_on) == count
-        state.reorder((keep[:, None] * beam + parents[keep]).flatten(), None if all_stay else keep)
-        alive = [alive[row] for row in going_on]
-        scores, written = scores[keep], written[keep]
+            elif not _is_finished(finished[sequence], scores[row], length, length_penalty):
+                open_rows.append(row)
+        open_rows = closed_up(open_rows)
+        rows = torch.tensor(open_rows, dtype=torch.long, device=device)
+        all_stay = len(open_rows) == count
+        state.reorder((rows[:, None] * beam + parents[rows]).flatten(), None if all_stay else rows)
+        alive = [alive[row] for row in open_rows]
+        scores, written = scores[rows], written[rows]
 
     return [
         sorted(ended, key=lambda hypothesis: -hypothesis.score(length_penalty))[:beam]
@@ -175,7 +174,7 @@ def beam_hypotheses(
 
 
 def _limits(max_length: int | Sequence[int], batch: int) -> list[int]:
-    """The greatest length of each sequence. Raises: InputError: none may have a token."""
+    """Return the maximal length of each sequence. Raises: InputError: one is below 1."""
     limits = list(max_length) if isinstance(max_length, Sequence) else [max_length] * batch
     if len(limits) != batch or any(limit < 1 for limit in limits):
         raise InputError(
@@ -186,7 +185,7 @@ def _limits(max_length: int | Sequence[int], batch: int) -> list[int]:
 
 
 def _cut(written: Tensor, scores: Tensor) -> list[Hypothesis]:
-    """The hypotheses of a sequence, none of which has ended, where they are."""
+    """Return the unfinished hypotheses of a sequence, cut at the current length."""
     real = scores.isfinite()
     real[scores.argmax()] = True
     return [
@@ -195,15 +194,15 @@ def _cut(written: Tensor, scores: Tensor) -> list[Hypothesis]:
     ]
 
 
-def _settled(
+def _is_finished(
     finished: list[Hypothesis], scores: Tensor, length: int, length_penalty: float
 ) -> bool:
-    """Whether a search can stop: as many have ended as the beam holds, and none alive is better.
+    """Whether a search can stop: `beam` hypotheses have ended, and no unfinished one is better.
 
-    One that now scores below the best that has ended may still pass it: the tokens to come can be
-    likelier than the mean of those written. The beam's worst is the bound, therefore.
+    An unfinished hypothesis with a lower score can still improve, as later tokens can be likelier
+    than the mean so far. The bound is therefore the worst of the `beam` best that have ended.
 
-    scores: log-probabilities of those alive.
+    scores: log-probabilities of unfinished hypotheses.
     """
     beam = len(scores)
     best = heapq.nlargest(beam, (hypothesis.score(length_penalty) for hypothesis in finished))
@@ -223,9 +222,9 @@ def sample(
     end: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The ids drawn after a prompt, (batch, at most length): see `LanguageModel.generate`.
+    """Draw ids after a prompt, (batch, at most length): see `LanguageModel.generate`.
 
-    state: fresh from the model's start(), advanced; top_p: of what temperature and `top` leave.
+    state: from the model's start(), updated; top_p: applied after temperature and `top`.
     """
     if not prompt.shape[1]:
         raise InputError("the prompt is empty; give at least one token.")

@@ -1,4 +1,4 @@
-"""Tokens and absolute positions as vectors."""
+"""Embeddings of tokens and absolute positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headloom.models.dense import Dropout
 
 
 def _rows(table: nn.Embedding, name: str, ids: Tensor) -> Tensor:
-    """The vectors of ids; an InputError where there is none."""
+    """Look up the vectors of ids. Raises: InputError: an id outside the table."""
     try:
         vectors: Tensor = table(ids)
     except IndexError:
@@ -32,8 +32,8 @@ class Embedding(WithConstants):
 
         x_t = E[token_t] sqrt(width) + position_t
 
-    Without the factor where the architecture has no scaled embeddings; plus the vector of the
-    token's segment where there are segments, and normalised if `normed`.
+    The factor applies with scaled embeddings only; with segments, the vector of the token's segment
+    is added; if `normed`, the sum is normalised.
 
     Source: Vaswani et al. 2017, sections 3.4 and 3.5; Devlin et al. 2019, figure 2 (segments).
     """
@@ -67,9 +67,9 @@ class Embedding(WithConstants):
         return {"sinusoids": sinusoidal(128, self.architecture.width)}
 
     def forward(self, ids: Tensor, offset: int = 0, segments: Tensor | None = None) -> Tensor:
-        """Ids (batch, positions), the first at position `offset`, to (batch, positions, width).
+        """Embed ids (batch, positions), the first at position `offset`: (batch, positions, width).
 
-        segments: of each token, as ids; None: all are of segment 0.
+        segments: segment ids; None: all 0.
         """
         vectors = _rows(self.tokens, "the tokens", ids)
         if self.architecture.scaled_embeddings:
@@ -99,7 +99,7 @@ class Embedding(WithConstants):
 
 
 def position_table(embedding: Embedding) -> Tensor:
-    """What is added at each position, (max_length, width); zeros where it is nothing."""
+    """Return the vectors added at each position, (max_length, width); zeros without positions."""
     architecture = embedding.architecture
     if architecture.positions == "learned":
         return embedding.positions.weight

@@ -1,4 +1,4 @@
-"""The encoder of BERT: reads a text both ways, and predicts masked tokens or a class.
+"""Encoder of BERT: bidirectional, predicts masked tokens or a class.
 
     x_t = norm(E[token_t] + position_t + segment_t)
     y = blocks(x)
@@ -29,7 +29,7 @@ from headloom.models.dense import Dropout
 from headloom.models.embeddings import Embedding
 from headloom.models.predictor import Predictor
 
-#: What is predicted: nothing, each token, or the class of the text.
+#: Prediction: nothing, each token, or the class of the text.
 EncoderHead = Literal["none", "tokens", "classes"]
 
 
@@ -39,14 +39,14 @@ class Encoder(Predictor):
     Args:
         vocabulary: number of tokens.
         layers: number of blocks.
-        segments: how many there are: a pair of texts has two.
-        head: what is predicted: nothing, each token, or the class of the text.
-        classes: number of classes, of head "classes".
+        segments: number of segments; a pair of texts has two.
+        head: prediction: "none", each of the "tokens", or "classes" of the text.
+        classes: number of classes, for the head "classes".
         pooler: whether the first output is mapped to a vector of the text; classes need it.
         padding: the id that fills short sequences, hidden by the mask; -1: none.
         width, heads, feed_forward, dropout, choices: see `headloom.LanguageModel`.
 
-    Raises: InputError: values that do not go together. TypeError: an unknown argument.
+    Raises: InputError: values that contradict each other. TypeError: an unknown argument.
 
     >>> import torch
     >>> model = Encoder(vocabulary=100, width=64, heads=4, layers=2)
@@ -82,7 +82,7 @@ class Encoder(Predictor):
             self.output = nn.Linear(width, classes)
 
     def outputs(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """The last layer's vector of each token, (batch, positions, width)."""
+        """Return the last layer's vector of each token, (batch, positions, width)."""
         vectors, mask = (
             self.embedding(tokens, segments=segments),
             padding_mask(tokens, self.padding),
@@ -90,14 +90,14 @@ class Encoder(Predictor):
         return stacked(self.encoder, self.encoder_norm, vectors, mask)
 
     def pooled(self, outputs: Tensor) -> Tensor:
-        """One vector for each text, (batch, width). Raises: InputError: it has no pooler."""
+        """Return one vector for each text, (batch, width). Raises: InputError: it has no pooler."""
         if self.pooler is None:
             raise InputError("this encoder has no pooler. Take the mean of its outputs instead.")
         vector: Tensor = self.pooler(outputs[:, 0]).tanh()
         return vector
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Scores of tokens, (..., positions, vocabulary), or of classes, (..., classes)."""
+        """Score tokens, (..., positions, vocabulary), or classes, (..., classes)."""
         if self.head == "tokens":
             hidden = activated(self.transform(outputs), self.architecture.activation)
             scores: Tensor = self.output(self.transform_norm(hidden))
@@ -108,7 +108,10 @@ class Encoder(Predictor):
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Encode, or score.
 
-        Args: tokens: ids, (batch, positions); segments: likewise, or None: all are of the first.
+        Args:
+            tokens: ids, (batch, positions).
+            segments: ids, (batch, positions); None: all 0.
+
         Returns: outputs, (batch, positions, width); with a head, logits, (batch, positions,
             vocabulary) or (batch, classes).
         """

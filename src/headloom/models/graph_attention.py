@@ -1,4 +1,4 @@
-"""The graph attention network: attention over neighbours; the last layer scores the classes.
+"""Graph attention network: attention over neighbours; the last layer scores the classes.
 
     h^(l+1)_i = || over heads k of ELU(sum_{j in N(i) and i} w^k_ij W^k h^(l)_j)     hidden layers
     logits_i  = mean over heads k of    sum_{j in N(i) and i} w^k_ij W^k h_j         the last layer
@@ -29,14 +29,14 @@ class GraphAttentionNetwork(Predictor):
         classes: number of classes.
         layers: attention layers, the last one included.
         width: of a hidden layer, a multiple of its heads.
-        heads: of a hidden layer, joined.
+        heads: of a hidden layer, concatenated.
         output_heads: of the last layer, averaged.
         version: of the score: 1 as `headloom.GATConv`, 2 as `headloom.GATv2Conv`.
         dropout: probability that an input of a layer is set to 0 in training.
-        attention_dropout: likewise a normalised weight.
-        residual: whether what enters a hidden layer between two others is added to what it gives.
-        weights: "uniform": the score's vectors are 0 and stay so, so that every node takes the mean
-            of its neighbours: the baseline without attention.
+        attention_dropout: likewise for a normalised weight.
+        residual: whether hidden layers after the first add their input to their output.
+        weights: "uniform": the score's vectors are fixed at 0, so that every node takes the mean of
+            its neighbours: the baseline without attention.
 
     >>> import torch
     >>> network = GraphAttentionNetwork(features=5, classes=3, width=16, heads=4).eval()
@@ -85,7 +85,7 @@ class GraphAttentionNetwork(Predictor):
                     parameter.requires_grad_(False)
 
     def outputs(self, features: Tensor, edge_index: Tensor) -> Tensor:
-        """Scores of the classes, (nodes, classes); see `forward`."""
+        """Score the classes, (nodes, classes); see `forward`."""
         check_features("GraphAttentionNetwork", "features", features, self.features)
         hidden = features
         for number, convolution in enumerate(self.convolutions[:-1]):
@@ -95,7 +95,7 @@ class GraphAttentionNetwork(Predictor):
         return scores
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """The outputs: the last layer's heads give the scores themselves."""
+        """Return the outputs unchanged: the last layer gives the scores."""
         return outputs
 
     def forward(self, features: Tensor, edge_index: Tensor) -> Tensor:
@@ -103,8 +103,7 @@ class GraphAttentionNetwork(Predictor):
 
         Args:
             features: (nodes, features).
-            edge_index: ids of nodes, (2, edges), sources over targets; each node attends to itself
-                too.
+            edge_index: ids of nodes, (2, edges), sources over targets; self-loops are added.
 
         Returns: logits, (nodes, classes).
         """

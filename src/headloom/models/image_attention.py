@@ -1,4 +1,4 @@
-"""Self-attention between all places of an image, as a block between convolutions.
+"""Self-attention between all positions of an image, as a block between convolutions.
 
     f(x) = W_f x,  g(x) = W_g x,  h(x) = W_h x,  v(x) = W_v x           convolutions of 1 x 1
     s_ij = f(x_i)^T g(x_j)
@@ -24,25 +24,25 @@ from headloom.mechanism.shapes import describe
 
 
 def learned_weight(convolution: nn.Conv2d) -> nn.Parameter:
-    """What is learned of a convolution: its weight, or what spectral norm makes the weight from."""
+    """Return a convolution's trainable weight: with spectral norm, the weight before division."""
     normed = is_parametrized(convolution, "weight")
     return convolution.get_parameter("parametrizations.weight.original" if normed else "weight")
 
 
 class ImageSelfAttention(AttentionLayer):
-    """The self-attention block of SAGAN. The queries are g(x), the keys f(x), the values h(x).
+    """Self-attention block of SAGAN. The queries are g(x), the keys f(x), the values h(x).
 
-    There is one head and no factor 1 / sqrt(depth). Since gamma begins at 0, the block gives back
-    its input, bit for bit, until it has learned to look far.
+    There is one head and no factor 1 / sqrt(depth). Since gamma starts at 0, the untrained block
+    returns its input exactly.
 
     Args:
         channels: C, of the input and of the output.
         inner_channels: of f and g, the depth of queries and keys. None: C / 8, as in the paper.
         value_channels: of h. None: as inner_channels, as in the paper; its authors' code has C / 2.
-        pooled: whether keys and values are the maxima of 2 x 2 places each, as in the authors' code
-            (where queries are called theta, keys phi and values g): a quarter of the keys.
+        pooled: whether keys and values are max-pooled 2 x 2, as in the authors' code (where queries
+            are called theta, keys phi and values g): a quarter of the keys.
         spectral_norm: whether each of the four matrices is divided by its largest singular value,
-            so that no score is larger than the product of the two norms.
+            so that no score exceeds the product of the two norms.
 
     Raises: InputError: a number of channels below 1.
 
@@ -77,17 +77,16 @@ class ImageSelfAttention(AttentionLayer):
         self.gamma = nn.Parameter(torch.zeros(()))
 
     def extra_repr(self) -> str:
-        """What print(model) says of this block."""
+        """Describe this block for print(model)."""
         return f"channels={self.channels}, pooled={self.pooled}, gamma={self.gamma.item():g}"
 
     def forward(self, images: Tensor) -> Tensor:
-        """Add to each place what it finds at all places.
+        """Add attention over all positions to each position.
 
-        Args: images: x, (batch, C, rows, columns), of a batch that may be empty; if pooled, rows
-            and columns are even.
+        Args: images: x, (batch, C, rows, columns); the batch can be empty; if pooled, rows and
+            columns are even.
         Returns: y, of the same shape.
-        Raises: ShapeError: other channels or dimensions, no places, or odd sizes that are to be
-            pooled.
+        Raises: ShapeError: other channels or dimensions, no pixels, or odd sizes with pooling.
         """
         if images.ndim != 4 or images.shape[1] != self.channels or not all(images.shape[2:]):
             raise ShapeError(
@@ -97,40 +96,40 @@ class ImageSelfAttention(AttentionLayer):
         rows, columns = images.shape[2:]
         if self.pooled and (rows % 2 or columns % 2):
             raise ShapeError(
-                f"ImageSelfAttention: {rows} x {columns} places do not split into 2 x 2; pad the "
+                f"ImageSelfAttention: {rows} x {columns} pixels do not split into 2 x 2; pad the "
                 "images to even sizes, or choose pooled=False."
             )
         keys, values = self.f(images), self.h(images)
-        places = Grid(rows, columns)
-        looked_at = places
+        query_grid = Grid(rows, columns)
+        key_grid = query_grid
         if self.pooled:
             keys, values = max_pool2d(keys, 2), max_pool2d(values, 2)
-            looked_at = Grid(rows // 2, columns // 2)
+            key_grid = Grid(rows // 2, columns // 2)
         sequences = (_as_sequence(part) for part in (self.g(images), keys, values))
-        output = self.attend(*sequences, scale=1.0, grids=(places, looked_at))
-        seen = output[:, 0].mT.reshape(images.shape[0], output.shape[-1], rows, columns)
+        output = self.attend(*sequences, scale=1.0, grids=(query_grid, key_grid))
+        attended = output[:, 0].mT.reshape(images.shape[0], output.shape[-1], rows, columns)
         # 0 - x is +0 for both zeros, and y - (+0) is y for both: while gamma is 0 even -0 stays.
-        return torch.sub(images, 0.0 - self.gamma * self.v(seen))
+        return torch.sub(images, 0.0 - self.gamma * self.v(attended))
 
     def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
-        """W_Q = W_g^T, W_K = W_f^T, W_V = W_h^T, W_O = W_v^T, each of one head; without gamma.
+        """Return W_Q = W_g^T, W_K = W_f^T, W_V = W_h^T, W_O = W_v^T of the head; without gamma.
 
-        With spectral norm these are the matrices that the block computes with; the gradients are
-        those of what is learned, before it is divided.
+        With spectral norm these are the divided matrices; the gradients are of the trainable
+        weights before division.
         """
 
-        def of(convolution: nn.Conv2d) -> Tensor:
+        def matrix(convolution: nn.Conv2d) -> Tensor:
             if not gradients:
                 return convolution.weight
             learned = learned_weight(convolution)
             return torch.zeros_like(learned) if learned.grad is None else learned.grad
 
         projections = {"W_Q": self.g, "W_K": self.f, "W_V": self.h, "W_O": self.v}
-        return {name: of(part).flatten(1).T[None] for name, part in projections.items()}
+        return {name: matrix(part).flatten(1).T[None] for name, part in projections.items()}
 
 
 def _convolution(channels: int, to: int, normed: bool) -> nn.Conv2d:
-    """A convolution of 1 x 1 without a bias: a matrix."""
+    """Return a convolution of 1 x 1 without a bias: a matrix."""
     convolution = nn.Conv2d(channels, to, 1, bias=False)
     nn.init.xavier_uniform_(convolution.weight)
     if normed:
@@ -139,5 +138,5 @@ def _convolution(channels: int, to: int, normed: bool) -> nn.Conv2d:
 
 
 def _as_sequence(images: Tensor) -> Tensor:
-    """(batch, channels, rows, columns) -> (batch, 1, rows * columns, channels)."""
+    """Reshape (batch, channels, rows, columns) to (batch, 1, rows * columns, channels)."""
     return images.flatten(2).transpose(1, 2)[:, None]

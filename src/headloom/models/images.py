@@ -1,6 +1,6 @@
-"""Models that name the class of an image: a vision Transformer, and convolutions.
+"""Image classifiers: a vision Transformer, and convolutions.
 
-Images are (batch, channels, rows, columns); a model is built for images of one size.
+Images are (batch, channels, rows, columns); a model reads images of one size.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from headloom.models.dense import Dropout
 from headloom.models.image_attention import ImageSelfAttention
 from headloom.models.predictor import Predictor
 
-#: What the class is read from.
+#: Vector from which the class is predicted.
 ReadOut = Literal["class token", "mean"]
 
 
 class ImageShape(NamedTuple):
-    """The size of every image: channels (1 grey, 3 colour), rows and columns of pixels."""
+    """Size of an image: channels (1 grey, 3 colour), rows and columns of pixels."""
 
     channels: int
     rows: int
     columns: int
 
     def check(self, images: Tensor) -> None:
-        """Raise an InputError where images are not of this size."""
+        """Raise a ShapeError if images have another size."""
         expected = (self.channels, self.rows, self.columns)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ShapeError(
@@ -48,9 +48,9 @@ class ImageShape(NamedTuple):
 
 
 class ImageClassifier(Predictor):
-    """Makes one vector of an image (`outputs`), and from it the score of each class.
+    """Base of image classifiers: one vector of an image (`outputs`), then the class scores.
 
-    Args: shape: of the images; classes: how many there are; width: of the vector.
+    Args: shape: of the images; classes: their number; width: of the vector.
     """
 
     purpose = "classifies images (headloom evaluate, headloom trace --file)"
@@ -73,7 +73,7 @@ class ImageClassifier(Predictor):
 
 
 class VisionTransformer(ImageClassifier, WithConstants):
-    """A Transformer encoder on the patches of an image, a sequence.
+    """Transformer encoder on the sequence of an image's patches.
 
         z_0 = [class token; x_1 E; ...; x_N E] + positions        x_i: the pixels of patch i
         z_l = block_l(z_{l-1})
@@ -83,12 +83,12 @@ class VisionTransformer(ImageClassifier, WithConstants):
         image: size of every image, (channels, rows, columns).
         classes: number of classes.
         patch: rows and columns of a patch, or one number for both.
-        read: from the class token, which stands before the patches, or from the mean of these.
+        read: use the output of the class token, before the patches, or the mean of the patches.
         layers: number of blocks.
         positions: "learned", "sinusoidal" or "none", in the order of the patches, row by row.
         width, heads, feed_forward, activation, dropout, choices: see `headloom.LanguageModel`.
 
-    Raises: InputError: images that do not split into patches, or other positions. TypeError: an
+    Raises: InputError: images do not split into patches, or other positions. TypeError: an
         unknown argument.
     Source: Dosovitskiy et al. 2021, equations 1 to 4.
 
@@ -135,8 +135,8 @@ class VisionTransformer(ImageClassifier, WithConstants):
             nn.init.normal_(self.positions, std=0.02)
         elif architecture.positions not in ("sinusoidal", "none"):
             raise InputError(
-                f'model.positions "{architecture.positions}": patches lie in rows and columns, not '
-                'in a line. Choose "learned", "sinusoidal" or "none".'
+                f'model.positions "{architecture.positions}" is for sequences, not for patches in '
+                'rows and columns. Choose "learned", "sinusoidal" or "none".'
             )
         self.hold_constants()
         self.dropout = Dropout(architecture.dropout)
@@ -151,7 +151,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
         return {"sinusoids": sinusoidal(self.grid.length, self.architecture.width)}
 
     def outputs(self, images: Tensor) -> Tensor:
-        """(batch, width), of images (batch, channels, rows, columns)."""
+        """Encode images (batch, channels, rows, columns) as (batch, width)."""
         self.shape.check(images)
         vectors = self.patches(images).flatten(2).transpose(1, 2)
         if self.grid.before:
@@ -168,10 +168,10 @@ class VisionTransformer(ImageClassifier, WithConstants):
 def check_convolutions(
     channels: Sequence[int], halved: Sequence[int], attention: int | None
 ) -> None:
-    """Raise an InputError where there is no convolution, or not one that is named."""
+    """Raise an InputError if there are no convolutions, or one is named that does not exist."""
     if not channels or min(channels) < 1:
         raise InputError(
-            f"model.channels {list(channels)}: give the channels of one convolution at least, 1 "
+            f"model.channels {list(channels)}: give the channels of at least one convolution, 1 "
             "or more each."
         )
     for name, places in (("halved", halved), ("attention", (attention,) if attention else ())):
@@ -184,28 +184,28 @@ def check_convolutions(
 
 
 class ConvolutionalClassifier(ImageClassifier):
-    """Convolutions of 3 x 3, each with a ReLU, and SAGAN's block of attention after one of them.
+    """Convolutions of 3 x 3 with ReLU, and SAGAN's attention block after one of them.
 
-        x <- relu(norm(convolution(x)))       once for each of the channels
+        x <- relu(norm(convolution(x)))       for each entry of channels
         x <- gamma o(x) + x                   after one of them: ImageSelfAttention
         output = mean of x over the region
 
-    Without attention, and with nothing halved, a place of the last features sees as many pixels to
-    each side as there are convolutions.
+    Without attention and halving, a position of the last features depends on as many pixels to each
+    side as there are convolutions.
 
     Args:
         image: size of every image, (channels, rows, columns).
         classes: number of classes.
         channels: of each convolution, in order.
-        halved: after which of them (1 = the first) rows and columns are halved.
-        attention: after which of them the block of attention stands; None or 0: nowhere.
+        halved: numbers of the convolutions (from 1) after which rows and columns are halved.
+        attention: number of the convolution before the attention block; None or 0: no block.
         inner_channels, value_channels, pooled, spectral_norm: of the block, see
             `headloom.ImageSelfAttention`.
-        batch_norm: whether each convolution is followed by one.
-        region: where the class is read, (first row, first column, rows, columns) of the last
-            features; None: at all places.
+        batch_norm: whether batch normalisation follows each convolution.
+        region: part of the last features that is averaged for the class, (first row, first column,
+            rows, columns); None: all.
 
-    Raises: InputError: a region outside of the features, sizes that cannot be halved. TypeError: an
+    Raises: InputError: a region outside of the features, or too many halvings. TypeError: an
         unknown argument.
     Source: Zhang et al. 2019, "Self-Attention Generative Adversarial Networks", for the block.
 
@@ -233,12 +233,12 @@ class ConvolutionalClassifier(ImageClassifier):
         check_convolutions(channels, halved, attention)
         shape = ImageShape(*image)
         super().__init__(shape, classes, channels[-1])
-        times = 2 ** len(set(halved))
-        rows, columns = shape.rows // times, shape.columns // times
+        divisor = 2 ** len(set(halved))
+        rows, columns = shape.rows // divisor, shape.columns // divisor
         if not rows or not columns:
             raise InputError(
-                f"model.halved {list(halved)}: of {shape.rows} x {shape.columns} pixels nothing is "
-                "left. Halve less often."
+                f"model.halved {list(halved)}: images of {shape.rows} x {shape.columns} pixels are "
+                "too small for so many halvings. Halve less often."
             )
         top, left, height, width = region or (0, 0, rows, columns)
         bottom, right = top + height, left + width
@@ -267,7 +267,7 @@ class ConvolutionalClassifier(ImageClassifier):
             )
 
     def features(self, images: Tensor) -> Tensor:
-        """The last features, (batch, channels, rows, columns), of images of the model's size."""
+        """Return the last features, (batch, channels, rows, columns), of images."""
         self.shape.check(images)
         features = images
         layers = zip(self.convolutions, self.norms, strict=True)
@@ -280,7 +280,7 @@ class ConvolutionalClassifier(ImageClassifier):
         return features
 
     def outputs(self, images: Tensor) -> Tensor:
-        """Mean of the last features over the region, (batch, channels of the last convolution)."""
+        """Return the mean of the last features over the region, (batch, last channels)."""
         features = self.features(images)
         return (features if self.region is None else features[:, :, *self.region]).mean((2, 3))
 

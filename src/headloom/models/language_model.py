@@ -1,4 +1,4 @@
-"""The decoder-only Transformer: predicts each next token from those before it."""
+"""Decoder-only Transformer: predicts each next token from the tokens before it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class LanguageModel(Predictor):
     """Decoder-only Transformer: a language model.
 
     The keyword arguments of all of headloom's modules are the keys of the section [model] of a
-    configuration; common names of other libraries (`vocab_size`, `d_model`, `n_heads`) are taken
-    too.
+    configuration; other libraries' common names (`vocab_size`, `d_model`, `n_heads`) work, too.
 
     Args:
         vocabulary: number of tokens.
@@ -31,15 +30,15 @@ class LanguageModel(Predictor):
         heads: of each attention layer.
         layers: number of blocks.
         feed_forward: inner width of the feed-forward layers (d_ff).
-        positions: how order is known. "shaw", "shaw-keys", "alibi", "buckets" and "rotary" act
-            inside self-attention.
+        positions: kind of position encoding. "shaw", "shaw-keys", "alibi", "buckets" and "rotary"
+            act inside self-attention.
         dropout: of embeddings and of the output of each layer.
-        max_length: the longest sequence; only "learned" positions need it.
+        max_length: length of the longest sequence; only "learned" positions need it.
         padding: the id that fills short sequences, at their end; -1: none.
         kv_heads: of keys and values; None: as many as heads.
         norm: "pre" (normalise the input of a layer) or "post" (its output, as in 2017).
-        normalisation: "layer" (mean and deviation, Ba et al. 2016) or "rms" (root mean square
-            alone, without a bias, Zhang and Sennrich 2019).
+        normalisation: "layer" (mean and deviation, Ba et al. 2016) or "rms" (root mean square,
+            without a bias, Zhang and Sennrich 2019).
         norm_epsilon: added to the variance, or to the mean square, before the root.
         feed_forward_kind: "plain", W_2 f(W_1 x), or "gated", W_2 (f(W_g x) * W_1 x).
         activation: f. "gelu-tanh" is the approximation of GPT-2, "silu" is x sigmoid(x), also
@@ -47,19 +46,19 @@ class LanguageModel(Predictor):
         biases: whether the linear layers of the blocks have them.
         depth: of a head's queries and keys; None: width / heads.
         attention_dropout: of the attention weights.
-        weights: of attention: "learned", or "uniform": each query has the same weight for all keys
-            that the mask leaves.
-        clip: the largest distance that Shaw's positions tell apart.
-        buckets: of "buckets": how many there are in each layer, see `headloom.Buckets`.
-        max_distance: of "buckets": all keys farther away share the last one.
-        rotary_base: of rotary positions, which sets the longest wavelength.
-        rotary_scaling: of rotary positions, for longer texts: a `headloom.RotaryScaling`, or a dict
-            of its arguments.
+        weights: of attention: "learned", or "uniform": each query has equal weights for all keys
+            visible under the mask.
+        clip: the largest distance that Shaw's positions distinguish.
+        buckets: for "buckets": their number in each layer, see `headloom.Buckets`.
+        max_distance: for "buckets": all keys farther away share the last one.
+        rotary_base: base of rotary positions, which sets the longest wavelength.
+        rotary_scaling: scaling of rotary positions for longer texts: a `headloom.RotaryScaling`, or
+            a dict of its arguments.
         scaled_embeddings: whether embeddings are multiplied by sqrt(width).
-        output_bias: whether one is added to the scores of the tokens.
+        output_bias: whether a bias is added to the scores of the tokens.
         tied: whether all embeddings and the output layer share one matrix.
 
-    Raises: InputError: values that do not go together. TypeError: an unknown argument.
+    Raises: InputError: values that contradict each other. TypeError: an unknown argument.
     Source: Radford et al. 2018, on the blocks of Vaswani et al. 2017.
 
     >>> model = LanguageModel(vocabulary=100, width=64, heads=4, layers=2, positions="rotary")
@@ -89,7 +88,7 @@ class LanguageModel(Predictor):
         self.decoder_norm = closing_norm(architecture)
 
     def outputs(self, tokens: Tensor) -> Tensor:
-        """What the blocks give before the vocabulary, (batch, positions, width)."""
+        """Return the outputs of the blocks, (batch, positions, width)."""
         return stacked(self.decoder, self.decoder_norm, self.embedding(tokens), causal())
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -101,7 +100,7 @@ class LanguageModel(Predictor):
         return self.logits(self.outputs(tokens))
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Scores of every token, (..., vocabulary), from outputs (..., width)."""
+        """Score every token, (..., vocabulary), from outputs (..., width)."""
         (result,) = linear_maps(outputs, [self.output_embedding])
         return result
 
@@ -115,9 +114,10 @@ class LanguageModel(Predictor):
 
         Args:
             tokens: ids, (batch, positions), without padding.
-            max_new_tokens: at most so many are drawn.
+            max_new_tokens: maximal number of drawn tokens.
             temperature: divides the logits; 0 takes the likeliest.
-            top_k, top_p: draw among the k likeliest, or from the nucleus that holds this share.
+            top_k: draw among the k likeliest; None: all.
+            top_p: draw from the nucleus with this share of the probability; None: all.
             end: stop when every text has drawn this id.
             never: ids that are not drawn.
             seed: of the random numbers; None: torch's own generator.
@@ -134,11 +134,11 @@ class LanguageModel(Predictor):
         return torch.cat((tokens, drawn), 1)
 
     def start(self) -> DecodingState:
-        """An empty state for `step`."""
+        """Return an empty state for `step`."""
         return DecodingState([BlockCache() for _ in self.decoder])
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
-        """Logits after new tokens: see `headloom.models.decoding.Stepper`."""
+        """Return logits after new tokens: see `headloom.models.decoding.Stepper`."""
         outputs = self.embedding(tokens, offset=state.position)
         mask = causal(offset=state.position)
         for block, cache in zip(self.decoder, state.caches, strict=True):

@@ -1,6 +1,6 @@
-"""The next token: the likeliest continuations of some hypotheses, or one drawn of the logits.
+"""Choice of the next token: the likeliest continuations of hypotheses, or a random draw.
 
-Neither sorts a whole vocabulary, nor copies more of the caches than it must.
+Neither sorts a whole vocabulary nor copies more of the caches than necessary.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from headloom.errors import InputError
 from headloom.mechanism.parts import in_float64
 from headloom.models import dense
 
-#: Columns whose largest number stands for them when the largest of a row are looked for.
+#: Columns of a piece, represented by its maximum in the search for the largest of a row.
 _PIECE = 64
 
 
 def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest numbers of each row and their columns, the largest first: exactly `topk`.
+    """Return the largest numbers of each row and their columns in descending order, as `topk`.
 
-    The largest ``count`` numbers lie in the ``count`` pieces of a row whose own largest numbers are
-    the largest: one pass finds these pieces, and few columns are left to sort.
+    The largest ``count`` numbers are in the ``count`` pieces of a row with the largest maxima: one
+    pass finds these pieces, and few columns remain to be sorted.
 
-    rows: (rows, columns), contiguous. Returns (rows, count) each; of equal numbers, any columns.
+    rows: (rows, columns), contiguous. Returns (rows, count) each; ties in any order.
     """
     height, width = rows.shape
     pieces = width // _PIECE
@@ -46,19 +46,19 @@ def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The likeliest continuations of the hypotheses of each source.
+    """Return the likeliest continuations of the hypotheses of each source.
 
         total = score + log softmax(logits)[token]
 
     logits: (sources * beam, vocabulary); scores: log-probabilities of hypotheses, (sources, beam).
-    Returns: their log-probabilities, the hypothesis that each continues, and its token, (sources,
-        count) each, the likeliest first.
+    Returns: log-probabilities, the hypothesis that each continues, and its token, (sources, count)
+        each, the likeliest first.
     """
     sources, beam = scores.shape
     few = min(count, logits.shape[-1])
     numbers, tokens = largest(logits, few)
     if dense.serves(logits) and logits.is_contiguous():
-        # The loss of the likeliest token, less its own logit, is the logarithm of the sum.
+        # The loss of the likeliest token plus its logit is the log-sum-exp.
         nats = dense.losses(logits, tokens[:, 0], 0.0, gradient=False)
         logs = numbers - numbers[:, :1] - nats[:, None]
     else:
@@ -69,8 +69,9 @@ def best_continuations(logits: Tensor, scores: Tensor, count: int) -> tuple[Tens
 
 
 def in_place(parents: list[int]) -> list[int]:
-    """Of each place of a beam, which child comes there: the first of the parent that was there,
-    or, where that has none, one whose parent's place is taken.
+    """Assign the children of a beam to slots; a parent's first child takes the parent's slot.
+
+    Slots of parents without children take the remaining children.
 
     >>> in_place([2, 2, 0])
     [2, 1, 0]
@@ -86,7 +87,7 @@ def in_place(parents: list[int]) -> list[int]:
 
 
 def closed_up(rows: list[int]) -> list[int]:
-    """Rows that go on, the last ones in the places of those that do not.
+    """Order the remaining rows so that the last ones fill the gaps of the finished ones.
 
     >>> closed_up([0, 2, 3, 5])
     [0, 5, 2, 3]
@@ -105,10 +106,10 @@ def draw(
     top_p: float | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Draw a token of each row from softmax(logits / temperature), cut to the likeliest.
+    """Draw a token for each row from softmax(logits / temperature), cut to the likeliest.
 
-    logits: (batch, vocabulary); temperature: 0 takes the likeliest; top: of the so many likeliest,
-    None: all; top_p: see `nucleus`, of what the two others leave, None: all. Returns (batch, 1).
+    logits: (batch, vocabulary); temperature: 0 takes the likeliest; top: number of likeliest
+    tokens; None: all; top_p: see `nucleus`, applied last; None: all. Returns (batch, 1).
 
     Source: Fan et al. 2018, "Hierarchical Neural Story Generation", for top.
     """
@@ -117,7 +118,7 @@ def draw(
     if top is not None and top < logits.shape[-1]:
         likeliest, places = logits.topk(top)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, places, likeliest)
-    # As a number of the logits' type: a logit of -infinity by an infinite one is none.
+    # Finite in the logits' type: -infinity divided by infinity is NaN.
     logits = logits / min(temperature, torch.finfo(logits.dtype).max)
     if top_p is not None:
         logits = nucleus(logits, top_p)
@@ -125,14 +126,14 @@ def draw(
 
 
 def nucleus(logits: Tensor, share: float) -> Tensor:
-    """The logits of each row's nucleus; those of all other tokens are -infinity.
+    """Return the logits of each row's nucleus; those of all other tokens are -infinity.
 
-    The nucleus V is the smallest set of likeliest tokens that holds a share p of the probability:
+    The nucleus V is the smallest set of likeliest tokens with a share p of the probability:
 
         sum of P(v) over v in V >= p;  P'(v) = P(v) / (sum over V) in V, 0 elsewhere
 
-    where P = softmax(logits); P' is the softmax of what is returned. Of tokens that are equally
-    likely the one with the lower id comes first. The likeliest is always in V.
+    where P = softmax(logits); P' is the softmax of the result. Among equally likely tokens the
+    lower id comes first. The likeliest token is always in V.
 
     Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", equations 2, 3.
 
@@ -140,8 +141,8 @@ def nucleus(logits: Tensor, share: float) -> Tensor:
     tensor([0.6250, 0.3750, 0.0000, 0.0000])
     """
     if not 0 < share <= 1:
-        raise InputError(f"nucleus: share is {share}; expected a number above 0, 1 at most.")
-    if share == 1:  # what rounding leaves of the sum must not cut off the rarest
+        raise InputError(f"nucleus: share is {share}; expected a number above 0 and at most 1.")
+    if share == 1:  # rounding of the sum must not cut off the rarest tokens
         return logits
     ordered, places = in_float64(logits).softmax(-1).sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered

@@ -1,4 +1,4 @@
-"""What training asks of a model: outputs, and from them the scores of what may be predicted."""
+"""Base class of headloom's models: outputs, and scores of the predictions from them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from headloom.models.huggingface.reading import read_transformers
 
 
 class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
-    """A model that predicts one of several things at each of its outputs.
+    """Model that predicts one of several choices at each of its outputs.
 
-    The two steps are apart so that only those outputs are scored that have a target.
-    purpose: as errors say it; last: name of the last layer, which gives the scores.
+    The two steps are separate so that only outputs with a target are scored.
+    purpose: for errors; last: name of the last layer, which gives the scores.
     """
 
     purpose: ClassVar[str] = "predicts"
     last: ClassVar[str] = ""
     classifies_texts: bool = False
     __signature__: ClassVar[inspect.Signature]
-    #: What the model makes of its inputs, (..., width); `forward` scores it by `logits`.
+    #: Outputs of the model, (..., width); `forward` scores them by `logits`.
     outputs: Callable[..., Tensor]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        signature = inspect.signature(cls.__init__)  # of __new__ else, which is the mixin's
+        signature = inspect.signature(cls.__init__)  # inspect would take __new__, of the mixin
         cls.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])
 
     @classmethod
@@ -49,8 +49,8 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
                 `snapshot_download`.
 
         Raises:
-            InputError: another class reads this folder; or headloom lacks one of its settings.
-            DataError: a file is missing or damaged, or the Hub does not give it.
+            InputError: another class reads this folder, or headloom lacks one of its settings.
+            DataError: a file is missing or damaged, or the download failed.
 
         Example: `headloom.LanguageModel.from_pretrained("openai-community/gpt2")`
         """
@@ -82,20 +82,20 @@ class Predictor(nn.Module, PyTorchModelHubMixin, library_name="headloom"):
         return model.train(False)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Scores of everything that may be predicted, (..., choices), from outputs (..., width)."""
+        """Score all choices, (..., choices), from outputs (..., width)."""
         assert self.last_map is not None
         result: Tensor = self.last_map(outputs)
         return result
 
     @property
     def last_map(self) -> nn.Linear | None:
-        """The linear map that `logits` is; None where it is another function."""
+        """Linear map computed by `logits`; None if it is another function."""
         layer: nn.Linear | None = getattr(self, self.last, None)
         return layer
 
 
 def other_kind(model: object, action: str, kind: str) -> InputError:
-    """The error for a run that is asked for an action of another kind of model.
+    """Return the error for an action that another kind of model has.
 
     >>> print(other_kind(None, "translate", "a translator"))
     this run predicts; it does not translate. Give a run of a translator.

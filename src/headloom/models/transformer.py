@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of "Attention is all you need"."""
+"""Encoder-decoder Transformer of "Attention is all you need"."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Transformer(Predictor):
         padding: the id that fills short sequences, hidden by the mask; -1: none.
         width, heads, feed_forward, dropout, choices: see `headloom.LanguageModel`.
 
-    Raises: InputError: values that do not go together. TypeError: an unknown argument.
+    Raises: InputError: values that contradict each other. TypeError: an unknown argument.
     Source: Vaswani et al. 2017.
 
     >>> model = Transformer(vocabulary=100, width=64, heads=4, encoder_layers=2, decoder_layers=1)
@@ -77,25 +77,25 @@ class Transformer(Predictor):
         return stacked(self.encoder, self.encoder_norm, self.source_embedding(source), mask)
 
     def outputs(self, source: Tensor, target: Tensor) -> Tensor:
-        """What the decoder gives before the vocabulary, (batch, target positions, width)."""
+        """Return the outputs of the decoder, (batch, target positions, width)."""
         mask = padding_mask(source, self.padding)
         encoded, vectors = self.encode(source, mask), self.target_embedding(target)
         return stacked(self.decoder, self.decoder_norm, vectors, causal(), encoded, mask)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits of each next target token.
+        """Score each next target token.
 
         Args:
             source: ids, (batch, source positions).
             target: ids, (batch, target positions), beginning with the start token.
 
-        Returns: (batch, target positions, vocabulary); column t is the prediction after target
-            tokens 0 to t.
+        Returns: logits, (batch, target positions, vocabulary); row t is the prediction after
+            target tokens 0 to t.
         """
         return self.logits(self.outputs(source, target))
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Scores of every token, (..., vocabulary), from outputs (..., width)."""
+        """Score every token, (..., vocabulary), from outputs (..., width)."""
         (result,) = linear_maps(outputs, [self.output_embedding])
         return result
 
@@ -107,10 +107,11 @@ class Transformer(Predictor):
 
         Args:
             source: ids, (batch, source positions).
-            start, end: the ids that a target begins and ends with.
-            max_new_tokens: targets are cut there.
+            start: id at the start of a target.
+            end: id at the end of a target.
+            max_new_tokens: length at which targets are cut.
             beam: hypotheses kept at every step; 1: greedy.
-            length_penalty: 0 ranks hypotheses by their probability alone; larger: longer targets.
+            length_penalty: 0 ranks hypotheses by their probability only; larger: longer targets.
 
         Returns: the ids of each target, without start and end.
         """
@@ -124,14 +125,14 @@ class Transformer(Predictor):
         return [hypotheses[0].tokens for hypotheses in ranked]
 
     def start(self, source: Tensor) -> DecodingState:
-        """Read the source once and begin to write: the state that `step` advances."""
+        """Encode the source and return the initial state for `step`."""
         mask = padding_mask(source, self.padding)
         encoded = self.encode(source, mask)
         real = None if mask is None else source != self.padding
         return DecodingState([BlockCache() for _ in self.decoder], encoded, real)
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
-        """Logits after new target tokens: see `headloom.models.decoding.Stepper`."""
+        """Return logits after new target tokens: see `headloom.models.decoding.Stepper`."""
         source_mask = None if state.source_real is None else padding(state.source_real)
         outputs = self.target_embedding(tokens, offset=state.position)
         mask = causal(offset=state.position)

@@ -1,10 +1,10 @@
-"""Native kernels of models that are not attention, behind one door.
+"""Native kernels of models other than attention.
 
     maps          linear maps of one input, forward and both gradients, in float32 or bfloat16
-    passes        dropout, the loss of rows of logits, and of a last map without all its logits
+    passes        dropout, the loss of rows of logits, and of a last map without storing all logits
 
-Each gives more than a tenth of a training step or of a step of decoding; what gives less is left to
-torch (docs/decisions/0006-native-kernel.md).
+Each saves more than a tenth of a training or decoding step; everything else is left to torch
+(docs/decisions/0006-native-kernel.md).
 """
 
 from headloom.models.dense.maps import (

@@ -1,16 +1,16 @@
-"""Linear maps of one input: multiplied in float32, on the tiles of a matrix unit, or in bfloat16.
+"""Linear maps of one input: in float32, in float32 on a matrix unit's tiles, or in bfloat16.
 
     y_m = act(x W_m^T + b_m),    act = identity or max(0, x)
 
 In bfloat16, the factors of each product are rounded to 8 bits and their products summed in float32;
 inputs, outputs, weights and gradients stay float32 ("mixed precision", Micikevicius et al. 2018).
-On tiles, a matrix unit multiplies float32: each number is cut into three bfloat16, exactly,
-x = x_1 + x_2 + x_3, and x y is the sum of the six x_i y_j with i + j <= 4: as exact as float32, but
-for what is below 2^-126, which is 0.
+On tiles, a matrix unit multiplies float32: each number is split exactly into three bfloat16,
+x = x_1 + x_2 + x_3, and x y is the sum of the six x_i y_j with i + j <= 4: as exact as float32,
+except that numbers below 2^-126 become 0.
 
 Forward and both gradients are kernels (native/linear.h, native/product.h), whose results do not
-depend on the number of threads. Numbers that are not finite, and gradients that are to be
-differentiated again, are torch's, in float32.
+depend on the number of threads. Non-finite numbers and second derivatives are left to torch, in
+float32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headloom.mechanism.backends.compiled import INSTRUCTION_SET, kernels, why_w
 from headloom.mechanism.backends.formulas import applied, by_operations
 from headloom.mechanism.shapes import in_words
 
-#: How linear layers multiply: by torch; on the tiles of a matrix unit, as exactly; with factors
+#: Arithmetic of linear layers: torch's float32; the tiles of a matrix unit, equally exact; factors
 #: rounded to bfloat16.
 Products = Literal["float32", "float32-tiles", "bfloat16"]
 
@@ -40,13 +40,12 @@ _products: ContextVar[Products] = ContextVar("products", default="float32")
 
 @contextmanager
 def products(kind: Products) -> Iterator[None]:
-    """Linear layers of headloom's models multiply in this way while the block runs, and in the
-    backward pass of it.
+    """Set the arithmetic of headloom's linear layers for the block and its backward pass.
 
-    Where the processor multiplies no bfloat16 (has no matrix unit, for "float32-tiles"), or a
-    factor is infinite or NaN, products are those of float32. With "float32-tiles", so are those of
-    fewer than 128 rows, terms or columns. What `torch.utils.checkpoint` computes again in the
-    backward pass is outside of the block: open one inside of the function that it is given.
+    The arithmetic is plain float32 if the processor has no bfloat16 instructions (no matrix unit,
+    for "float32-tiles"), if a factor is infinite or NaN, and on tiles also for fewer than 128
+    rows, terms or columns. Recomputation by `torch.utils.checkpoint` happens outside of the block:
+    open a block inside of the checkpointed function.
 
     Raises: InputError: another kind.
 
@@ -65,13 +64,13 @@ def products(kind: Products) -> Iterator[None]:
 
 
 def current_products() -> Products:
-    """The way in which linear layers multiply here; what is compiled multiplies in float32."""
-    # (torch's compiler cannot read the variable of a context.)
+    """Return the current arithmetic of linear layers; "float32" in compiled code."""
+    # (torch's compiler cannot read a context variable.)
     return "float32" if torch.compiler.is_compiling() else _products.get()
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16, and the kernels are there."""
+    """Whether this processor multiplies bfloat16 and the kernels are installed."""
     return kernels is not None and bool(kernels.has_linear(INSTRUCTION_SET))
 
 
@@ -81,7 +80,7 @@ def has_matrix_unit() -> bool:
 
 
 def why_not_here(kind: Products) -> str | None:
-    """Why products of this kind are those of float32 on this processor; None: they are not.
+    """Return why this kind falls back to float32 on this processor; None: it does not.
 
     >>> why_not_here("float32") is None
     True
@@ -93,19 +92,19 @@ def why_not_here(kind: Products) -> str | None:
     return None
 
 
-#: Maps of one input that a call takes.
+#: Maximal number of maps of one input in a call.
 MOST_MAPS = 3
-#: Rows from which packing the weights pays, in bfloat16.
+#: Rows from which packing the weights pays off, in bfloat16.
 LEAST_ROWS = 16
-#: Rows, and width of input and output, from which a matrix unit is quicker than multiply-adds.
+#: Rows, and width of input and output, from which a matrix unit is faster than multiply-adds.
 LEAST_ON_TILES = 128
 
-#: Gradients by the rows, by each W, and by each b; None where one is not asked for.
+#: Gradients of the rows, of each W, and of each b; None where one is not needed.
 Gradients = list[Tensor | None]
 
 
 def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False) -> list[Tensor]:
-    """Several linear maps of one input, multiplied as `products` says: (..., columns) of each.
+    """Apply several linear maps to one input with the current `products`: (..., columns) each.
 
     inputs: (..., width); relu: whether max(0, x) follows.
     """
@@ -114,15 +113,13 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False
         outputs = plain.linear_maps(inputs, maps)
         return [torch.relu(output) for output in outputs] if relu else outputs
     rows = inputs.reshape(-1, inputs.shape[-1])
-    parameters = *(each.weight for each in maps), *(each.bias for each in maps)
+    parameters = *(linear.weight for linear in maps), *(linear.bias for linear in maps)
     outputs = list(applied(_Maps, kind, relu, rows, *parameters))
     return [output.view(*inputs.shape[:-1], -1) for output in outputs]
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether a module is a linear map and nothing else: no other class's, as that of an adapter,
-    no other `forward`, and nobody's hook, on it or on all modules.
-    """
+    """Whether a module is exactly nn.Linear: no subclass, no other `forward`, and no hooks."""
     if type(linear) is not nn.Linear or "forward" in vars(linear):
         return False
     hooks = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
@@ -132,9 +129,7 @@ def is_plain(linear: nn.Module) -> bool:
 
 
 def serves(kind: Products, rows: int, width: int, *columns: int) -> bool:
-    """Whether products of these sizes are the kernels': by their sizes alone, so that a training
-    that is continued computes as it did.
-    """
+    """Whether kernels compute products of these sizes; by sizes only, for reproducible resuming."""
     if kind == "bfloat16":
         return rows >= LEAST_ROWS and width > 0 and multiplies_bfloat16()
     least = min(rows, width, *columns)
@@ -142,30 +137,34 @@ def serves(kind: Products, rows: int, width: int, *columns: int) -> bool:
 
 
 def _takes(kind: Products, inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
-    """Whether the kernels can read these maps, and their input, and differentiate them."""
+    """Whether the kernels support these maps and their input, with gradients."""
     if not all(map(is_plain, maps)) or not isinstance(inputs, Tensor) or not inputs.ndim:
         return False
     width = inputs.shape[-1]
     tensors = [inputs]
-    for each in maps:
-        fits = each.weight.shape[1] == width and each.weight.is_contiguous()
-        if each.bias is not None:
-            fits = fits and each.bias.shape == each.weight.shape[:1] and each.bias.is_contiguous()
+    for linear in maps:
+        fits = linear.weight.shape[1] == width and linear.weight.is_contiguous()
+        if linear.bias is not None:
+            fits = (
+                fits
+                and linear.bias.shape == linear.weight.shape[:1]
+                and linear.bias.is_contiguous()
+            )
         if not fits:
             return False
-        tensors += [each.weight] if each.bias is None else [each.weight, each.bias]
-    columns = [len(each.weight) for each in maps]
+        tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+    columns = [len(linear.weight) for linear in maps]
     return (
         len(maps) <= MOST_MAPS
         and serves(kind, inputs.numel() // max(width, 1), width, *columns)
-        and all(each.dtype == torch.float32 and each.device.type == "cpu" for each in tensors)
+        and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
         and not torch.is_autocast_enabled("cpu")
         and why_wrapped(tensors) is None
     )
 
 
 class _Maps(torch.autograd.Function):
-    """(rows, width), the W and the b (or None) of each map, to (rows, columns) of each."""
+    """Autograd function of linear maps: rows, each W, each b (or None) to (rows, columns) each."""
 
     @staticmethod
     def forward(
@@ -216,7 +215,7 @@ def rounded_maps(
     outputs: Sequence[Tensor],
     relu: bool = False,
 ) -> bool:
-    """Fill the outputs of maps, factors rounded to bfloat16; whether all factors are finite."""
+    """Fill the outputs of maps, factors rounded to bfloat16; return whether all are finite."""
     call = _call(rows, relu)
     for weight, bias, output in zip(weights, biases, outputs, strict=True):
         call.add(len(weight), weight.data_ptr(), _address(bias), output.data_ptr())
@@ -230,9 +229,9 @@ def rounded_gradients(
     by_outputs: Sequence[Tensor],
     wants: Sequence[bool],
 ) -> Gradients | None:
-    """Gradients of maps, factors rounded to bfloat16; None where a factor is not finite.
+    """Return gradients of maps, factors rounded to bfloat16; None if a factor is not finite.
 
-    outputs: those of the maps where max(0, x) follows them; else none.
+    outputs: of the maps if max(0, x) follows them; else empty.
     """
     count = len(weights)
     by_rows = torch.empty_like(rows) if wants[0] else None
@@ -260,7 +259,7 @@ def _gradients_on_tiles(
     by_outputs: Sequence[Tensor],
     wants: Sequence[bool],
 ) -> Gradients | None:
-    """The same in float32 on a matrix unit; None where a result is not finite."""
+    """Return the gradients in float32 on a matrix unit; None if a result is not finite."""
     if outputs:
         pairs = zip(by_outputs, outputs, strict=True)
         by_outputs = [torch.ops.aten.threshold_backward(by, output, 0) for by, output in pairs]
@@ -290,7 +289,7 @@ def _gradients_by_torch(
     by_outputs: Sequence[Tensor],
     wants: Sequence[bool],
 ) -> Gradients:
-    """The same by torch, in float32; it differentiates them again."""
+    """Return the gradients by torch, in float32, for second derivatives too."""
     if outputs:  # NaN remains, as in torch
         pairs = zip(by_outputs, outputs, strict=True)
         by_outputs = [torch.where(output <= 0, 0, by_output) for by_output, output in pairs]
@@ -312,11 +311,11 @@ def multiply(
     relu: bool = False,
     add: bool = False,
 ) -> bool:
-    """``output = act(left right + bias)``, or added to it, in float32 on a matrix unit.
+    """Compute ``output = act(left right + bias)``, or add it, in float32 on a matrix unit.
 
-    left: (rows, terms), right: (terms, columns), each with its rows or its columns contiguous;
-    output: (rows, columns), its rows contiguous; relu: whether act is max(0, x).
-    Returns: whether all results are finite; else the output holds nothing of worth.
+    left: (rows, terms), right: (terms, columns), each with contiguous rows or columns;
+    output: (rows, columns), with contiguous rows; relu: whether act is max(0, x).
+    Returns: whether all results are finite; else the output is undefined.
     """
     call = kernels.ProductCall()
     (call.rows, call.terms), call.columns = left.shape, right.shape[1]
@@ -336,10 +335,10 @@ def _call(rows: Tensor, relu: bool) -> Any:
 
 
 def _address(tensor: Tensor | None) -> int:
-    """Where a tensor's numbers are; 0: there is none."""
+    """Return the address of a tensor's data; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def _in_rows(tensor: Tensor) -> Tensor:
-    """The same numbers; those of a row follow each other in memory."""
+    """Return the tensor with contiguous rows."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,6 +1,6 @@
 """Dropout, and losses of logits, by kernels in one pass over memory (native/passes.h).
 
-Results do not depend on the number of threads, and dropout's masks not on the instruction set.
+Results do not depend on the number of threads, nor dropout's masks on the instruction set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headloom.models.dense.maps import Products, current_products
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether the kernels read these tensors: float32 on the CPU, none wrapped."""
+    """Whether the kernels support these tensors: float32 on the CPU, none wrapped."""
     return (
         kernels is not None
         and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
@@ -30,17 +30,17 @@ def serves(*tensors: Tensor) -> bool:
 
 
 def dropout(inputs: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
-    """``residual + (kept ? inputs / (1 - p) : 0)``, of tensors that the kernels serve.
+    """Return ``residual + (kept ? inputs / (1 - p) : 0)``, for tensors that pass `serves`.
 
-    Which number is kept depends on a seed and its place: the backward pass finds the mask again.
-    p: probability that a number is dropped, below 1; residual: of the shape of inputs; None: 0.
+    The mask is a function of a seed and the index, so that the backward pass can recompute it.
+    p: probability that a number is dropped, below 1; residual: in the shape of inputs; None: 0.
     """
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None))
     return _dropout(seed, p, inputs, residual)
 
 
 class _Dropout(torch.autograd.Function):
-    """The mask is not kept: its seed is."""
+    """Autograd function of dropout; saves the seed instead of the mask."""
 
     @staticmethod
     def forward(ctx: Any, seed: int, p: float, inputs: Tensor, residual: Tensor | None) -> Tensor:
@@ -49,7 +49,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
-        # The derivative is the function itself, so that it can be differentiated again.
+        # The derivative is the function itself, which allows second derivatives.
         if batched((by_output,)):
             ones = torch.ones(by_output.shape, dtype=by_output.dtype, device="cpu")
             by_inputs = by_output * _run(ctx.seed, ctx.p, ones, None)
@@ -76,9 +76,9 @@ def _run(seed: int, p: float, inputs: Tensor, residual: Tensor | None) -> Tensor
 class Dropout(nn.Module):
     """Set each number to 0 with probability p in training, and scale the others by 1 / (1 - p).
 
-    On the CPU, one pass of a native kernel decides by a function of a seed and the place of the
-    number, and the backward pass finds the same mask again; torch draws the numbers serially and
-    keeps the mask, which took 15 % of the training of a small translator.
+    On the CPU, one pass of a native kernel computes the mask from a seed and the index, and the
+    backward pass recomputes it; torch draws random numbers serially and stores the mask, which took
+    15 % of the training time of a small translator.
 
     Source: Srivastava et al. 2014.
     """
@@ -88,11 +88,11 @@ class Dropout(nn.Module):
         self.p = finite_number("Dropout", "p", p, 0, 1)
 
     def extra_repr(self) -> str:
-        """What print(model) says of this layer."""
+        """Describe this layer for print(model)."""
         return f"p={self.p}"
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Any shape to the same; the inputs themselves outside training."""
+        """Drop numbers of inputs of any shape; outside training, return the inputs."""
         if not self.training or self.p == 0:
             return inputs
         if serves(inputs):
@@ -100,14 +100,14 @@ class Dropout(nn.Module):
         return nn.functional.dropout(inputs, self.p)
 
     def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
-        """``residual + dropout(inputs)``, of one shape, in one pass."""
+        """Return ``residual + dropout(inputs)``, of equal shapes, in one pass."""
         if self.training and self.p > 0 and serves(inputs, residual):
             return dropout(inputs, self.p, residual)
         return torch.add(residual, self(inputs))
 
 
 def losses(logits: Tensor, targets: Tensor, smoothing: float, *, gradient: bool) -> Tensor:
-    """The cross-entropy of each row; if `gradient`, the logits become its derivative.
+    """Return the cross-entropy of each row; if `gradient`, the logits become its derivative.
 
     logits: (rows, columns), contiguous; targets: int64 (rows,); smoothing: see `projected_loss`.
     """
@@ -120,7 +120,7 @@ def losses(logits: Tensor, targets: Tensor, smoothing: float, *, gradient: bool)
     return results
 
 
-#: Logits that are formed at once: by torch; and by the kernels, which pack the matrix for each.
+#: Logits computed at once: by torch, and by the kernels, which pack the matrix each time.
 LOGITS_AT_ONCE: dict[Products, int] = {
     "float32": 2**21,
     "float32-tiles": 2**22,
@@ -131,16 +131,16 @@ LOGITS_AT_ONCE: dict[Products, int] = {
 def projected_loss(
     outputs: Tensor, matrix: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float
 ) -> Tensor:
-    """Cross-entropy with label smoothing, summed over the rows, in nats.
+    """Return the cross-entropy with label smoothing, summed over the rows, in nats.
 
     Args:
         outputs: x, (rows, width).
         matrix: W, (choices, width).
         bias: b, (choices,).
-        targets: ids, (rows,), whole numbers of any type, each below the number of choices.
-        smoothing: share of the target's mass that is spread over all choices.
+        targets: ids, (rows,), integers of any type, each below the number of choices.
+        smoothing: share of the target's probability that is spread over all choices.
 
-    Raises: InputError: sizes that do not fit, or a target that is no choice.
+    Raises: InputError: sizes do not match, or a target is out of range.
     Source: Szegedy et al. 2016, section 7.
     """
     if targets.shape != outputs.shape[:1] or outputs.shape[1:] != matrix.shape[1:]:
@@ -163,7 +163,7 @@ def projected_loss(
 
 
 class _ProjectedLoss(torch.autograd.Function):
-    """The gradients are computed with the loss, and scaled by what comes back."""
+    """Autograd function of the loss; gradients are computed in the forward pass, then scaled."""
 
     @staticmethod
     def forward(
@@ -175,7 +175,7 @@ class _ProjectedLoss(torch.autograd.Function):
         total = None
         if matrix.is_contiguous() and maps.serves(kind, len(outputs), *matrix.T.shape):
             total = _in_pieces(kind, *arguments)
-        if total is None:  # torch multiplies what is not finite too
+        if total is None:  # non-finite numbers are left to torch
             if by_matrix is not None:
                 by_matrix.zero_()
             total = _in_pieces("float32", *arguments)
@@ -187,7 +187,7 @@ class _ProjectedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         outputs, matrix, targets, *gradients = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled():  # for second derivatives
             logits = outputs @ matrix.T
             wanted = (1 - ctx.smoothing) * one_hot(targets, len(matrix))
             by_logits = (logits.softmax(1) - wanted - ctx.smoothing / len(matrix)) * by_loss
@@ -210,10 +210,9 @@ def _in_pieces(
     by_outputs: Tensor | None,
     by_matrix: Tensor | None,
 ) -> Tensor | None:
-    """The sum of the rows' losses; fills the gradient by x, and adds to that by W, where wanted.
+    """Return the sum of the losses; fill the gradient of x and add to that of W, where wanted.
 
-    Returns: None where a factor is not finite and the kernels multiply; then the gradients hold
-        nothing of worth.
+    Returns: None if a factor of the kernels is not finite; the gradients are then undefined.
     """
     step = max(32, LOGITS_AT_ONCE[kind] // max(len(matrix), 1) // 32 * 32)
     room = outputs.new_empty(min(step, len(outputs)), len(matrix))
@@ -232,7 +231,7 @@ def _in_pieces(
 
 
 def _multiply(kind: Products, x: Tensor, matrix: Tensor, logits: Tensor) -> bool:
-    """Fill the logits; whether all is finite, where kernels multiply."""
+    """Fill the logits; return whether all factors of the kernels are finite."""
     if kind == "bfloat16":
         return maps.rounded_maps(x, [matrix], [None], [logits])
     if kind == "float32-tiles":
@@ -249,7 +248,7 @@ def _add_gradients(
     by_x: Tensor | None,
     by_matrix: Tensor | None,
 ) -> bool:
-    """Fill the gradient by x, and add to that by W; returns as `_multiply`."""
+    """Fill the gradient of x and add to that of W; return as `_multiply`."""
     if kind == "bfloat16":
         wants = by_x is not None, by_matrix is not None, False
         gradients = maps.rounded_gradients(x, [matrix], (), [by_logits], wants)

@@ -1,8 +1,8 @@
-"""headloom's models as those of Transformers.
+"""Conversion of headloom's models to Transformers.
 
-A translator or a language model becomes a Pegasus, Marian, GPT-2, GPT-NeoX or Llama. Nothing is
-approximated: what a family lacks (the factor of embeddings, keys and values that heads share,
-biases) is multiplied into its weights or written out.
+A translator or a language model becomes a Pegasus, Marian, GPT-2, GPT-NeoX or Llama. The conversion
+is exact: features that a family lacks (the factor of embeddings, shared keys and values, biases)
+are multiplied into the weights or expanded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headloom.models.language_model import LanguageModel
 from headloom.models.predictor import Predictor
 from headloom.models.transformer import Transformer
 
-#: Modules that a folder may hold.
+#: Modules that a folder can hold.
 _MODULES: tuple[type[Predictor], ...] = (
     LanguageModel, Transformer, Encoder, Classifier, GraphAttentionNetwork, VisionTransformer,
     ConvolutionalClassifier,
@@ -44,22 +44,22 @@ _MODULES: tuple[type[Predictor], ...] = (
 
 
 def load_module(folder: Path) -> Predictor | None:
-    """The module of a folder, by its own class; None: `save_pretrained` of none wrote it."""
-    is_there = (folder / "config.json").exists() and not is_run(folder)
-    name = Settings.read(folder).raw("headloom") if is_there else None
+    """Load the module of a folder; None: no module's `save_pretrained` wrote it."""
+    ours = (folder / "config.json").exists() and not is_run(folder)
+    name = Settings.read(folder).raw("headloom") if ours else None
     kinds = {kind.__name__: kind for kind in _MODULES}
     return kinds[str(name)].from_pretrained(folder) if name in kinds else None
 
 
 def load_transformers(folder: Path, settings: Settings) -> LanguageModel | Encoder | Transformer:
-    """The module of a folder of Transformers, by the class that reads it, in evaluation mode."""
+    """Load a folder of Transformers with the matching class, in evaluation mode."""
     kinds = {kind.__name__: kind for kind in (LanguageModel, Encoder, Transformer)}
     return kinds[class_of(folder, settings)].from_pretrained(folder)
 
 
 @dataclass(frozen=True)
 class StockModel:
-    """A model as Transformers has it; output: the weight of its last map."""
+    """A model in the format of Transformers; output: the weight of its last map."""
 
     architecture: str
     settings: JsonObject
@@ -69,7 +69,7 @@ class StockModel:
 
 @torch.no_grad()
 def stock_model(model: Predictor) -> StockModel:
-    """The architecture of Transformers that computes what a model computes, with its weights."""
+    """Return the equivalent architecture of Transformers, with the model's weights."""
     if isinstance(model, Transformer):
         return _translator(model)
     if isinstance(model, LanguageModel):
@@ -106,9 +106,9 @@ def _translator(model: Transformer) -> StockModel:
 
 def _language_model(model: LanguageModel) -> StockModel:
     architecture, before = model.architecture, ""
-    modern = architecture.normalisation == "rms" or architecture.feed_forward_kind == "gated"
+    is_llama = architecture.normalisation == "rms" or architecture.feed_forward_kind == "gated"
     more: JsonObject = {"vocab_size": len(model.output_embedding.weight)}
-    family = LLAMA if modern else NEOX
+    family = LLAMA if is_llama else NEOX
     if architecture.positions != "rotary":
         family, before = GPT2, "transformer."
         more["embd_pdrop"] = architecture.dropout

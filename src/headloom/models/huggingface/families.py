@@ -1,4 +1,4 @@
-"""Families of Transformers that compute what headloom's models compute: their settings, both ways.
+"""Families of Transformers equivalent to headloom's models: settings in both directions.
 
 Sources: Devlin et al. 2019 (BERT); Radford et al. 2019 (GPT-2); Touvron et al. 2023 (Llama);
 Black et al. 2022 (GPT-NeoX); Junczys-Dowmunt et al. 2018 (Marian); Zhang et al. 2020 (Pegasus).
@@ -18,12 +18,12 @@ from headloom.models.huggingface import layouts
 from headloom.models.huggingface.folder import Settings
 from headloom.models.huggingface.layouts import Layout
 
-#: Activations by the names that Transformers has; the last one of several is written.
+#: Activations by their names in Transformers; of several names, the last is written.
 _ACTIVATIONS: Mapping[str, ActivationKind] = {
     "relu": "relu", "gelu_python": "gelu", "gelu": "gelu", "gelu_new": "gelu-tanh",
     "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "swish": "silu", "silu": "silu",
 }  # fmt: skip
-#: Choices of an architecture that no weight depends on, or that only other positions have.
+#: Choices of an architecture that affect no weight, or only other kinds of positions.
 _FREE = {
     "encoder_layers", "decoder_layers", "dropout", "attention_dropout", "max_length", "clip",
     "buckets", "max_distance", "positions", "rotary_base", "rotary_scaling", "depth",
@@ -36,14 +36,14 @@ _Default = _Value | Callable[[dict[str, _Value]], _Value]
 
 @dataclass(frozen=True)
 class Family:
-    """What one family's config.json says of an architecture.
+    """Meaning of one family's config.json.
 
     model: the class of Transformers.
-    layout: where its weights are.
-    sizes: keys and their defaults, by our names; a function gets the choices before it.
-    fixed: what all of the family have, where that is not our default.
-    positions: that it has, or that a table of learned ones can hold.
-    written: our choices that it lacks, and that weights can make up for.
+    layout: names of its weights.
+    sizes: keys and defaults by our names; a function receives the preceding choices.
+    fixed: choices of the whole family that differ from our defaults.
+    positions: kinds that it has, or that a table of learned positions can represent.
+    written: our choices that it lacks and that the weights can express.
     """
 
     model: str
@@ -54,7 +54,7 @@ class Family:
     written: tuple[str, ...] = ("kv_heads", "biases", "scaled_embeddings", "tied")
 
     def read(self, settings: Settings, **more: object) -> Architecture:
-        """The architecture that a folder's settings describe."""
+        """Return the architecture described by a folder's settings."""
         choices: dict[str, _Value] = {}
         for name, (key, default) in self.sizes.items():
             usual: _Value = default(choices) if callable(default) else default
@@ -73,7 +73,7 @@ class Family:
             raise settings.damaged(str(error)) from error
 
     def settings(self, architecture: Architecture) -> JsonObject:
-        """What config.json says of an architecture.
+        """Return the config.json of an architecture.
 
         Raises: InputError: the family lacks one of its choices.
         """
@@ -102,8 +102,8 @@ def _no_counterpart(name: str, architecture: Architecture) -> InputError:
     value = getattr(architecture, name)
     shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
     return InputError(
-        f"export: no architecture of Transformers has model.{name} = {shown} beside this model's "
-        "other choices: docs/export.md has those that there are. Or export --to onnx."
+        f"export: no architecture of Transformers has model.{name} = {shown} with this model's "
+        "other choices; see docs/export.md for those that exist, or export --to onnx."
     )
 
 
@@ -187,9 +187,9 @@ PEGASUS = replace(
 )  # fmt: skip
 
 
-#: The kinds of scaling that both have, and their numbers in headloom's words and in Transformers'.
-#: Without "dynamic", which turns earlier positions anew as a text grows, and "longrope", which has
-#: a learned number for each pair.
+#: Kinds of scaling that both have, with their numbers by headloom's and Transformers' names.
+#: Without "dynamic", which changes earlier positions as a text grows, and "longrope", which has a
+#: learned number for each pair.
 _SCALINGS: dict[ScalingKind, dict[str, str]] = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -204,9 +204,9 @@ _SCALINGS: dict[ScalingKind, dict[str, str]] = {
 
 
 def read_rotary(settings: Settings) -> tuple[float, RotaryScaling | None]:
-    """The base and the scaling of rotary positions.
+    """Return base and scaling of rotary positions.
 
-    Transformers 5 has both in rope_parameters, earlier ones the base beside rope_scaling.
+    Transformers 5 has both in rope_parameters, earlier versions rope_theta and rope_scaling.
     """
     key = "rope_parameters" if settings.raw("rope_parameters") is not None else "rope_scaling"
     rope, base = settings.raw(key), settings.get("rope_theta", 10_000.0)
@@ -230,11 +230,11 @@ def read_rotary(settings: Settings) -> tuple[float, RotaryScaling | None]:
             numbers["temperature"] = (first * grows + 1) / (second * grows + 1)
         return base, RotaryScaling(kind, **numbers)
     except (KeyError, TypeError, ValueError) as error:
-        raise settings.wrong(key, f"numbers that go together ({error})") from error
+        raise settings.wrong(key, f"consistent numbers ({error})") from error
 
 
 def rope_parameters(architecture: Architecture) -> JsonObject:
-    """What config.json says of a model's rotary positions."""
+    """Return the entries of config.json for rotary positions."""
     scaling, base = architecture.rotary_scaling, architecture.rotary_base
     if scaling is None:
         return {"rope_type": "default", "rope_theta": base}

@@ -1,4 +1,4 @@
-"""A folder of Transformers: its settings, its tensors, each of which must be used, its tokens."""
+"""Folder of Transformers: settings, tensors (all must be used) and tokens."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value", int, float, bool, str)
 
-#: Tensors that say nothing: positions, masks and frequencies that models compute anew.
+#: Redundant tensors: positions, masks and frequencies that models recompute.
 _COMPUTED = (
     "position_ids", "token_type_ids", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq",
 )  # fmt: skip
 
 
 class Settings:
-    """A config.json, with what each key is where it is left out."""
+    """Content of a config.json, with defaults for missing keys."""
 
     def __init__(self, path: Path, content: JsonObject) -> None:
         self.path, self.content = path, content
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
-        """Those of a folder. Raises: DataError: missing or damaged."""
+        """Read the settings of a folder. Raises: DataError: missing or damaged."""
         path = folder / "config.json"
         content = read_json(path, "configuration")
         if not isinstance(content, dict):
@@ -40,7 +40,7 @@ class Settings:
         return cls(path, content)
 
     def get(self, key: str, default: Value) -> Value:
-        """A value of the type of its default, which stands where it is missing or null."""
+        """Return a value, which has the type of its default; the default if missing or null."""
         value = self.content.get(key)
         if value is None:
             return default
@@ -51,59 +51,59 @@ class Settings:
         return value
 
     def raw(self, key: str) -> object:
-        """A value as JSON has it; None where it is missing."""
+        """Return an unchecked value; None if it is missing."""
         return self.content.get(key)
 
     def size(self, key: str, default: int) -> int:
-        """A whole number from 1 on."""
+        """Return an integer of at least 1."""
         size = self.get(key, default)
         if size < 1:
             raise self.wrong(key, "a whole number from 1 on")
         return size
 
     def wrong(self, key: str, expected: str) -> DataError:
-        """The error of a value that cannot be."""
+        """Return the error for an invalid value."""
         return DataError(
             f"{self.path}: {key} is {self.content.get(key)!r}; expected {expected}. Get the model "
             "again."
         )
 
     def expect(self, key: str, only: Value) -> None:
-        """Raise an InputError where a key has another value than the one headloom's models have."""
+        """Raise an InputError if a key has another value than the one that headloom supports."""
         if self.get(key, only) != only:
             raise self.refused(key)
 
     def refused(self, key: str) -> InputError:
-        """The error of a setting that headloom's models do not have."""
+        """Return the error for a setting that headloom's models do not support."""
         return InputError(
             f"{self.path}: headloom's models have no {key} = {self.content.get(key)!r}. Trace the "
-            "model by headloom.trace, which leaves it as it is."
+            "original model by headloom.trace instead."
         )
 
     def damaged(self, why: str) -> DataError:
-        """The error of settings that do not go together."""
+        """Return the error for contradicting settings."""
         return DataError(f"{self.path}: {why} Get the model again.")
 
 
 class Tensors:
-    """The tensors of a folder by name; each is taken once."""
+    """Tensors of a folder by name; each is taken once."""
 
     def __init__(self, folder: Path, tensors: dict[str, Tensor]) -> None:
-        self.folder, self._left = folder, tensors
+        self.folder, self._unused = folder, tensors
 
     def has(self, name: str) -> bool:
-        """Whether one is there, and was not taken yet."""
-        return name in self._left
+        """Whether a tensor exists and was not taken yet."""
+        return name in self._unused
 
     def sizes(self, name: str) -> tuple[int, ...]:
-        """Those of one that is there."""
-        return tuple(self._left[name].shape)
+        """Return the sizes of a tensor that was not taken yet."""
+        return tuple(self._unused[name].shape)
 
     def take(self, name: str, sizes: tuple[int, ...]) -> Tensor:
-        """One of these sizes, in float32."""
-        if name not in self._left:
+        """Take a tensor of these sizes, as float32."""
+        if name not in self._unused:
             raise DataError(f"{self.folder}: the weights lack {name}. Get the model again, whole.")
-        tensor = self._left.pop(name)
+        tensor = self._unused.pop(name)
         if tuple(tensor.shape) != sizes or not tensor.is_floating_point():
             raise DataError(
                 f"{self.folder}: {name} is {tensor.dtype} of sizes {list(tensor.shape)}, "
@@ -112,21 +112,21 @@ class Tensors:
         return tensor.float()
 
     def drop(self, prefix: str) -> None:
-        """Pass over what begins so."""
-        self._left = {k: v for k, v in self._left.items() if not k.startswith(prefix)}
+        """Ignore the tensors whose names begin with a prefix."""
+        self._unused = {k: v for k, v in self._unused.items() if not k.startswith(prefix)}
 
     def check_used(self) -> None:
-        """Raise an InputError where a tensor was not taken that says something."""
-        left = [name for name in self._left if not name.endswith(_COMPUTED)]
-        if left:
+        """Raise an InputError if a tensor was not taken, other than redundant ones."""
+        unused = [name for name in self._unused if not name.endswith(_COMPUTED)]
+        if unused:
             raise InputError(
-                f"{self.folder}: headloom's model of this kind has no place for "
-                f"{', '.join(left[:3])}. Trace the model by headloom.trace instead."
+                f"{self.folder}: headloom's model of this kind does not use "
+                f"{', '.join(unused[:3])}. Trace the model by headloom.trace instead."
             )
 
 
 def read_tensors(folder: Path) -> Tensors:
-    """All tensors of a folder's safetensors files."""
+    """Read all tensors of a folder's safetensors files."""
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.exists():
@@ -142,8 +142,8 @@ def read_tensors(folder: Path) -> Tensors:
         try:
             with safe_open(path, framework="pt") as file, torch.no_grad():
                 keys = list(file.keys())
-                # Older models of TensorFlow call the two parts of a norm gamma and beta.
-                tensors |= {_named_today(key): file.get_tensor(key) for key in keys}
+                # Older models from TensorFlow name the two parts of a norm gamma and beta.
+                tensors |= {_renamed(key): file.get_tensor(key) for key in keys}
         except OSError as error:
             raise cannot_read(path, "file of weights", error) from error
         except (SafetensorError, ValueError, RuntimeError) as error:
@@ -154,11 +154,11 @@ def read_tensors(folder: Path) -> Tensors:
 
 
 def _is_plain(name: object) -> bool:
-    """Whether it names a file in the folder, and none outside of it."""
+    """Whether a name is a file directly in the folder."""
     return isinstance(name, str) and Path(name).name == name
 
 
-def _named_today(name: str) -> str:
+def _renamed(name: str) -> str:
     if name.endswith("LayerNorm.gamma"):
         return name.removesuffix("gamma") + "weight"
     return name.removesuffix("beta") + "bias" if name.endswith("LayerNorm.beta") else name
@@ -175,9 +175,9 @@ class NamedTokens:
 
 
 def named_tokens(settings: Settings) -> NamedTokens:
-    """Those of a folder."""
+    """Return the special tokens of a folder."""
     ends = settings.raw("eos_token_id")
-    given = ends if isinstance(ends, list) else [ends]
+    end_ids = ends if isinstance(ends, list) else [ends]
 
     def number(key: str) -> int | None:
         value = settings.raw(key)
@@ -186,13 +186,13 @@ def named_tokens(settings: Settings) -> NamedTokens:
     return NamedTokens(
         number("bos_token_id"),
         number("decoder_start_token_id"),
-        tuple(end for end in given if isinstance(end, int)),
+        tuple(end for end in end_ids if isinstance(end, int)),
         number("pad_token_id"),
     )
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of tokenizer.json; it neither cuts nor fills texts."""
+    """Read tokenizer.json, without truncation and padding."""
     with optional_package("from_pretrained", installing("hf")):
         from tokenizers import Tokenizer
     path = folder / "tokenizer.json"

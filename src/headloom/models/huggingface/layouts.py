@@ -1,7 +1,7 @@
-"""Where Transformers keeps the weights of headloom's modules, family by family, read both ways.
+"""Names of weights in Transformers and headloom for each family, in both directions.
 
-A layout says which of their modules is which of ours; `{}` is the number of a block. Nothing is
-approximated: weights are renamed, put side by side, turned or reordered.
+A layout maps names of their modules to ours; `{}` is the number of a block. The conversion is
+exact: weights are renamed, concatenated, transposed or reordered.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Layout:
     """Names of one family.
 
     names: of their modules, and of ours. "w_qkv" stands for the three maps of a layer.
-    transposed: whether their maps are matrices of (inputs, outputs).
-    joined: how w_qkv is one map of theirs: all queries, all keys, all values; or head by head.
-    shares: whether heads share keys and values there too, and maps go without biases; else keys and
-        values are written out for each head, and biases as zeros.
+    transposed: whether their matrices are (inputs, outputs).
+    joined: order of w_qkv in their one map: all queries, all keys, all values; or by head.
+    shares: whether they support shared keys and values and maps without biases; else keys and
+        values are repeated for each head, and biases are zeros.
     """
 
     names: dict[str, str]
@@ -34,7 +34,7 @@ class Layout:
     shares: bool = False
 
     def _modules(self, model: nn.Module) -> Iterator[tuple[str, list[str]]]:
-        """Their names, and the names of our modules for each, block by block."""
+        """Yield their names with the names of our modules, block by block."""
         for theirs, ours in self.names.items():
             stack = model.get_submodule(ours.partition(".{}")[0]) if "{}" in ours else None
             for number in range(len(stack) if isinstance(stack, nn.ModuleList) else 1):
@@ -43,30 +43,30 @@ class Layout:
                 yield theirs.format(number), names
 
     def fill(self, model: nn.Module, tensors: Tensors, before: str = "") -> None:
-        """Take a model's weights from the tensors of a folder, whose names begin with `before`."""
+        """Fill a model's weights from the tensors of a folder, whose names begin with `before`."""
         for theirs, names in self._modules(model):
             modules = [model.get_submodule(name) for name in names]
             linear = isinstance(modules[0], nn.Linear)
             for part in ("weight", "bias"):
-                own = [getattr(module, part, None) for module in modules]
-                parameters = [each for each in own if isinstance(each, Tensor)]
+                values = [getattr(module, part, None) for module in modules]
+                parameters = [value for value in values if isinstance(value, Tensor)]
                 if not parameters:
                     continue
                 name, first = f"{before}{theirs}.{part}", parameters[0]
                 sizes = (sum(map(len, parameters)), *first.shape[1:])
-                turned = self.transposed and linear and part == "weight"
+                transposed = self.transposed and linear and part == "weight"
                 if part == "bias" and linear and not tensors.has(name):
                     value = first.new_zeros(sizes)
                 else:
-                    value = tensors.take(name, sizes[::-1] if turned else sizes)
+                    value = tensors.take(name, sizes[::-1] if transposed else sizes)
                 parts = torch.split(
-                    value.T if turned else value, [len(each) for each in parameters]
+                    value.T if transposed else value, [len(tensor) for tensor in parameters]
                 )
                 for parameter, tensor in zip(parameters, parts, strict=True):
                     copied(parameter, tensor)
 
     def written(self, model: nn.Module, factor: float = 1.0) -> dict[str, Tensor]:
-        """A model's weights by their names; factor: of the embeddings."""
+        """Return a model's weights by their names; factor: of the embeddings."""
         weights: dict[str, Tensor] = {}
         for theirs, names in self._modules(model):
             for part in ("weight", "bias"):
@@ -79,14 +79,16 @@ class Layout:
                 elif self.joined == "heads":
                     layer = model.get_submodule(names[0].rpartition(".")[0])
                     assert isinstance(layer, MultiHeadAttention)
-                    by_head = [each.reshape(layer.heads, -1, *each.shape[1:]) for each in tensors]
+                    by_head = [
+                        tensor.reshape(layer.heads, -1, *tensor.shape[1:]) for tensor in tensors
+                    ]
                     value = torch.cat(by_head, 1).flatten(0, 1)
                 else:
                     value = torch.cat(tensors)
                 linear = isinstance(model.get_submodule(names[0]), nn.Linear)
-                turned = self.transposed and linear and part == "weight"
+                transposed = self.transposed and linear and part == "weight"
                 scaled = value * factor if names[0].endswith("embedding.tokens") else value
-                weights[f"{theirs}.{part}"] = scaled.T if turned else scaled
+                weights[f"{theirs}.{part}"] = scaled.T if transposed else scaled
         return weights
 
     def _value(self, model: nn.Module, name: str, part: str) -> Tensor | None:
@@ -104,13 +106,13 @@ class Layout:
 
 
 def copied(parameter: Tensor, tensor: Tensor) -> None:
-    """Put numbers in the place of a parameter's."""
+    """Copy a tensor into a parameter."""
     with torch.no_grad():
         parameter.copy_(tensor)
 
 
 def _in(theirs: str, ours: str, names: dict[str, str]) -> dict[str, str]:
-    return {f"{theirs}.{one}": f"{ours}.{two}" for one, two in names.items()}
+    return {f"{theirs}.{name}": f"{ours}.{our_name}" for name, our_name in names.items()}
 
 
 def _attention(theirs: str, ours: str, output: str = "out_proj") -> dict[str, str]:
@@ -173,16 +175,16 @@ _BART_LAYER = {
     "fc2": "feed_forward.fall",
     "final_layer_norm": "feed_forward_norm",
 }
-_BART_LOOK = {
+_BART_CROSS = {
     **_attention("encoder_attn", "cross_attention"),
     "encoder_attn_layer_norm": "cross_attention_norm",
 }
 
-#: Of BART's kin, Marian and Pegasus.
+#: For Marian and Pegasus, which derive from BART.
 BART = Layout({
     "model.shared": "source_embedding.tokens",
     **_in("model.encoder.layers.{}", "encoder.{}", _BART_LAYER),
-    **_in("model.decoder.layers.{}", "decoder.{}", {**_BART_LAYER, **_BART_LOOK}),
+    **_in("model.decoder.layers.{}", "decoder.{}", {**_BART_LAYER, **_BART_CROSS}),
 })  # fmt: skip
 
 BERT = Layout({

@@ -1,6 +1,6 @@
-"""Folders of Transformers as headloom's modules: BERT, GPT-2, Llama and Marian.
+"""Reading of Transformers' folders as headloom's modules: BERT, GPT-2, Llama and Marian.
 
-Nothing is approximated: what headloom lacks is refused by name.
+The conversion is exact: unsupported settings are refused by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def class_of(folder: Path, settings: Settings) -> str:
-    """Name of headloom's class that computes what the model of a folder computes."""
+    """Return the name of headloom's class equivalent to the model of a folder."""
     kind = settings.get("model_type", "")
     if kind not in _READERS:
         raise InputError(
@@ -33,9 +33,9 @@ def class_of(folder: Path, settings: Settings) -> str:
 
 
 def read_transformers(make: type[_Module], folder: Path, settings: Settings) -> _Module:
-    """The module of a class with the weights of a folder, in evaluation mode."""
+    """Build a module of this class with the weights of a folder, in evaluation mode."""
     name, kind = class_of(folder, settings), settings.get("model_type", "")
-    if name not in [each.__name__ for each in make.__mro__]:
+    if name not in [base.__name__ for base in make.__mro__]:
         raise InputError(
             f"{folder} holds a {kind}, no {make.__name__}. Use headloom.{name}.from_pretrained."
         )
@@ -73,18 +73,20 @@ def _read_bert(make: type[_Module], settings: Settings, tensors: Tensors) -> _Mo
     elif head == "tokens":
         dense = {"transform.dense": "transform", "transform.LayerNorm": "transform_norm"}
         Layout(dense).fill(model, tensors, "cls.predictions.")
-        # A decoder that is not tied to the embeddings has a bias of its own, if the folder has it.
+        # A decoder that is not tied to the embeddings has a separate bias, if the folder has it.
         bias = "cls.predictions.bias"
-        own, own_bias = (model.get_parameter(f"output.{part}") for part in ("weight", "bias"))
+        weight, bias_parameter = (
+            model.get_parameter(f"output.{part}") for part in ("weight", "bias")
+        )
         if not architecture.tied:
-            sizes = tuple(own.shape)
-            copied(own, tensors.take("cls.predictions.decoder.weight", sizes))
+            sizes = tuple(weight.shape)
+            copied(weight, tensors.take("cls.predictions.decoder.weight", sizes))
             if tensors.has("cls.predictions.decoder.bias"):
                 tensors.drop(bias)
                 bias = "cls.predictions.decoder.bias"
-        copied(own_bias, tensors.take(bias, tuple(own_bias.shape)))
-        tensors.drop("cls.predictions.decoder")  # the same again
-        tensors.drop("cls.seq_relationship")  # of whether two texts follow each other
+        copied(bias_parameter, tensors.take(bias, tuple(bias_parameter.shape)))
+        tensors.drop("cls.predictions.decoder")  # a duplicate
+        tensors.drop("cls.seq_relationship")  # of the next-sentence prediction
     return model
 
 
@@ -159,11 +161,11 @@ def _read_marian(make: type[_Module], settings: Settings, tensors: Tensors) -> _
 
 
 def reorder(model: nn.Module, order: Tensor) -> None:
-    """Reorder the numbers that flow between layers.
+    """Reorder the coordinates of the vectors between layers.
 
-    Marian has all sines of a position, then all cosines; headloom has them in turn. A norm, a sum
-    and a matrix product are the same in any order, so weights that read or write these numbers are
-    reordered once.
+    Marian has all sines of a position, then all cosines; headloom alternates them. Norms, sums and
+    matrix products do not depend on the order, so only the weights that read or write these
+    coordinates are reordered.
     """
     reads = ("w_q", "w_k", "w_v", "rise", "tokens")
     for name, parameter in model.named_parameters():
