@@ -35,7 +35,10 @@ SHAPE = (3, 8, 8)
         (lambda: Architecture(heads=0), "heads is 0; expected a whole number, 1 or more"),
         (lambda: LanguageModel(9)(torch.full((2, 5), 9)), "ids from 9 to 9; the model has"),
         (lambda: Transformer(9, encoder_layers=0), "a translator needs at least"),
-        (lambda: Classifier(9, 3, padding=0)(torch.tensor([[1], [0]])), "no token but padding"),
+        (
+            lambda: Classifier(9, 3, padding=0)(torch.tensor([[1], [0]])),
+            "one text has only padding",
+        ),
         (lambda: VisionTransformer(SHAPE, 3, patch=(3, 4)), "do not split into such"),
         (lambda: VisionTransformer(SHAPE, 3)(torch.zeros(1, 3, 4, 4)), "this model reads"),
         (lambda: ConvolutionalClassifier(SHAPE, 3, halved=(5,)), "model.halved 5: model.channels"),

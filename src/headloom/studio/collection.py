@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: Layers of up to this many cells are measured on all weights: some seconds.
 _CHEAP_CELLS = 2**30
-#: The measures and the roles: their names, titles and colours.
+#: Names, titles and colours of the measures and the roles.
 WORDS = {
     "measures": {measure.name: measure.title for measure in HEAD_MEASURES},
     "roles": [
@@ -310,5 +310,5 @@ def _flow_kinds(trace: TraceData) -> list[JsonObject]:
 
 def name_of(trace: TraceData) -> str:
     """Return a short name made from a trace's tokens."""
-    texts = [running_text(shown(of)[:60]).strip() for of in trace.sequences.values()]
+    texts = [running_text(shown(part)[:60]).strip() for part in trace.sequences.values()]
     return visible(" → ".join(texts), 100)

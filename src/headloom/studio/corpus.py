@@ -108,7 +108,7 @@ class Corpus:
     def _first(self, number: int, layer: int) -> int:
         """Return the first example of the same model, whose texts are read once."""
         models = [
-            [(of.name, of.heads) for of in example.trace.layers[layer : layer + 1]]
+            [(part.name, part.heads) for part in example.trace.layers[layer : layer + 1]]
             for example in self._examples
         ]
         return models.index(models[number])

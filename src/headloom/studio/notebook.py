@@ -1,8 +1,8 @@
-"""What objects show of themselves in a notebook: a picture, and of traces and graphs the studio.
+"""Display of objects in notebooks: a picture, and for traces and graphs the studio.
 
-The studio is an anywidget of the same bundle that the server and the page use, so it works in
-Jupyter, VS Code, Colab and marimo. All that it shows travels with it, as in an exported page. The
-picture is what a saved notebook shows where no script runs, as on GitHub.
+The studio is an anywidget with the same bundle as the server and the page, so it works in Jupyter,
+VS Code, Colab and marimo. It contains all of its data, as an exported page does. A saved notebook
+shows the picture where no script runs, as on GitHub.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from headloom.studio.page import collect, script, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Weights, and heads, in a picture that nobody asked for, at most: a second or two.
+#: Weights, and heads, at most in an automatic picture: one or two seconds.
 _CELLS, _HEADS = 2**28, 400
-#: Dots an inch of a picture, the first whose file has no more bytes.
+#: Dots per inch of a picture; the first with a file of at most so many bytes is used.
 _DOTS, _BYTES = (144, 96, 64, 40), 180_000
 
 
 def widget(trace: TraceData, start: str = "", title: str = "") -> Any:
-    """A trace as a widget.
+    """Return a widget that shows a trace.
 
     Args:
-        trace: what it shows.
-        start: the view it starts with, as the address of the studio ends:
-            "#view=threads&layer=3".
-        title: what it is called; "": nothing.
+        trace: to show.
+        start: the initial view, as the end of the studio's address: "#view=threads&layer=3".
+        title: of the widget; "": none.
 
     Raises: InputError: anywidget is not installed, or the trace is too long for a notebook.
     """
@@ -59,7 +58,7 @@ def widget(trace: TraceData, start: str = "", title: str = "") -> Any:
 
 
 def graph_trace(graph: AttentionGraph) -> TraceData:
-    """A graph without a batch as a trace of one layer, its tokens named by their places."""
+    """Convert a graph without a batch to a trace of one layer; tokens are their indices."""
     _, queries, keys = graph.shape
     kind = "encoder" if queries == keys else "cross"
     rows, columns = ([*map(str, range(count))] for count in (queries, keys))
@@ -67,24 +66,25 @@ def graph_trace(graph: AttentionGraph) -> TraceData:
     return trace_of_snapshot(Snapshot(0, None, [layer]))
 
 
-def display(shown: Drawn) -> Any:
-    """What marimo shows: the studio, of a trace or a graph; else the picture, or the text."""
-    studio, text = _studio(shown)
-    return studio or _figure(shown) or text
+def display(item: Drawn) -> Any:
+    """Return the display for marimo: the studio of a trace or a graph, else picture or text."""
+    studio, text = _studio(item)
+    return studio or _figure(item) or text
 
 
-def bundle(shown: Drawn) -> Bundle:
-    """What a notebook shows: the text; what `plot` draws, which stays when the notebook is saved
-    and its scripts are gone; and of a trace and a graph the studio.
+def bundle(item: Drawn) -> Bundle:
+    """Return the display for notebooks: text, picture, and for traces and graphs the studio.
+
+    The picture remains in a saved notebook without scripts.
     """
     if _in_a_terminal():
-        return {"text/plain": repr(shown)}, {}
-    studio, text = _studio(shown)
+        return {"text/plain": repr(item)}, {}
+    studio, text = _studio(item)
     parts = ({}, {}) if studio is None else studio._repr_mimebundle_()
     view, metadata = parts if isinstance(parts, tuple) else (parts, {})
     data = {**view, "text/plain": text}
-    if figure := _figure(shown):
-        png, wide, name = _png(figure), round(figure.get_figwidth() * 96), escape(repr(shown))
+    if figure := _figure(item):
+        png, wide, name = _png(figure), round(figure.get_figwidth() * 96), escape(repr(item))
         data["image/png"] = png
         data["text/html"] = (
             f'<img width="{wide}" style="max-width:100%" alt="{name}" '
@@ -94,21 +94,21 @@ def bundle(shown: Drawn) -> Bundle:
     return data, metadata
 
 
-def _studio(shown: Drawn) -> tuple[Any, str]:
-    """The studio of a trace or a graph, None of what has none; and the text, with the reason."""
+def _studio(item: Drawn) -> tuple[Any, str]:
+    """Return the studio of a trace or a graph, or None; and the text, with the reason."""
     try:
-        if isinstance(shown, AttentionGraph) and not shown.batched:
-            return widget(graph_trace(shown)), repr(shown)
-        if isinstance(shown, TraceData) and shown.layers:
-            return widget(shown), repr(shown)
+        if isinstance(item, AttentionGraph) and not item.batched:
+            return widget(graph_trace(item)), repr(item)
+        if isinstance(item, TraceData) and item.layers:
+            return widget(item), repr(item)
     except InputError as reason:
-        return None, f"{shown!r}\n{reason}"
-    return None, repr(shown)
+        return None, f"{item!r}\n{reason}"
+    return None, repr(item)
 
 
-def _figure(shown: Any) -> Figure | None:
-    """What `plot` draws; None where it draws nothing, or would take long."""
-    layers = shown.layers if isinstance(shown, TraceData) else [shown]
+def _figure(item: Any) -> Figure | None:
+    """Return the picture of `plot`; None if there is none or it would take long."""
+    layers = item.layers if isinstance(item, TraceData) else [item]
     shapes = [shape for layer in layers if (shape := getattr(layer, "shape", ()))]
     if sum(map(math.prod, shapes)) > _CELLS or sum(shape[0] for shape in shapes[1:]) > _HEADS:
         return None
@@ -116,14 +116,14 @@ def _figure(shown: Any) -> Figure | None:
         from matplotlib.figure import Figure
 
         figure = Figure()
-        shown.plot(ax=figure)
+        item.plot(ax=figure)
     except (HeadloomError, ImportError):
         return None
     return figure
 
 
 def _png(figure: Figure) -> bytes:
-    """A figure as PNG, coarser where it is large."""
+    """Return a figure as PNG, at a lower resolution if it is large."""
     for dots in _DOTS:
         file = io.BytesIO()
         figure.savefig(file, format="png", dpi=dots, facecolor=figure.get_facecolor())
@@ -133,7 +133,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def _in_a_terminal() -> bool:
-    """Whether this is IPython in a terminal, which shows text alone."""
+    """Whether this is IPython in a terminal, which shows only text."""
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     return type(shell).__module__.startswith("IPython.terminal")

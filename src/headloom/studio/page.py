@@ -144,5 +144,5 @@ def _digest(content: str) -> str:
 
 
 def _inert(text: str) -> str:
-    """Escape JSON so that it cannot end the script element it stands in."""
+    """Escape JSON so that it cannot end its script element."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -141,13 +141,13 @@ class Place:
     def tile(self) -> Tile:
         """Tile of a matrix."""
         _, queries, keys = self.of_layer.shape
-        of, level = (
+        summary, level = (
             self.choice("of", "max", "mass"),
             self.under("level", top_level(queries, keys) + 1),
         )
         step = SIDE << level
         row, column = self.under("row", -(-queries // step)), self.under("column", -(-keys // step))
-        return Tile(self.head[1], of, level, row, column)
+        return Tile(self.head[1], summary, level, row, column)
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -268,7 +268,7 @@ ROUTES: dict[str, Callable[[Place], Piece]] = {
     # The exact column sums, and the mean of the heads: see `sums`.
     _LAYER + "/sums": lambda at: at.example.sums(at.exact, at.go_on),
     _LAYER + "/mean": _mean,
-    # The kept edges of 1,024 rows, and the rows that look at a key: see `arrays`.
+    # The kept edges of 1,024 rows, and the rows with an edge to a key: see `arrays`.
     _HEAD + "/edges/{block}": _edges,
     _HEAD + "/queries/{key}": _queries,
     # 256 x 256 cells, or blocks of 2^level x 2^level of them: see `tiles`.

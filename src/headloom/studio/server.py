@@ -42,7 +42,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
-#: Bytes of a question at most.
+#: Bytes of a request with a text at most.
 _LONGEST = 2**18
 
 
@@ -102,9 +102,10 @@ class LocalOnly:
             allowed |= set(_NAMES)
         if headers.get("host", "").lower() not in allowed:
             return _problem("This studio answers only its own machine: use http://127.0.0.1.", 403)
-        # A page of another site could send a question here, though not read the answer.
-        own = {"", *(f"http://{name}" for name in allowed)}
-        if scope["method"] not in ("GET", "HEAD") and headers.get("origin", "").lower() not in own:
+        # A page of another site could send a text here, though not read the answer.
+        origins = {"", *(f"http://{name}" for name in allowed)}
+        origin = headers.get("origin", "").lower()
+        if scope["method"] not in ("GET", "HEAD") and origin not in origins:
             return _problem("This studio answers only its own page.", 403)
         if headers.get("headloom-traces", self.traces) != self.traces:
             return _problem(

@@ -124,7 +124,7 @@ def serve(
 
 
 def view(
-    seen: TraceData | Collection, *, port: int | None = None, browser: bool = True, start: str = ""
+    trace: TraceData | Collection, *, port: int | None = None, browser: bool = True, start: str = ""
 ) -> Viewer:
     """Show a trace or a collection in a browser; serve the studio in the background.
 
@@ -134,7 +134,7 @@ def view(
 
     Raises: InputError: the port is in use, or Starlette or uvicorn is missing.
     """
-    collection = seen if isinstance(seen, Collection) else collect([seen])
+    collection = trace if isinstance(trace, Collection) else collect([trace])
     for problem in collection.damaged:
         warnings.warn(f"skipped: {problem}", stacklevel=2)
     viewer = Viewer(collection, port)

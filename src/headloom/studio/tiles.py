@@ -223,9 +223,9 @@ def _kept_blocks(
     """Return the largest kept weight and the kept mass of each block of rows and columns."""
     high, wide = -(-len(rows) // size), -(-len(columns) // size)
     keys = arrays.keys[head, rows.start : rows.stop]
-    there = (keys >= columns.start) & (keys < columns.stop)
-    weights = arrays.weights[head, rows.start : rows.stop][there]
-    blocks = np.nonzero(there)[0] // size * wide + (keys[there] - columns.start) // size
+    visible = (keys >= columns.start) & (keys < columns.stop)
+    weights = arrays.weights[head, rows.start : rows.stop][visible]
+    blocks = np.nonzero(visible)[0] // size * wide + (keys[visible] - columns.start) // size
     maxima, sums = np.zeros(high * wide, np.float32), np.zeros(high * wide, np.float32)
     np.maximum.at(maxima, blocks, weights)
     np.add.at(sums, blocks, weights)

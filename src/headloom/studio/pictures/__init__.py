@@ -1,7 +1,7 @@
 """Static pictures: each is a function that draws onto axes, or onto a figure of its own size.
 
-An object's `plot` draws by one of them; what commands draw goes to a figure that pyplot never
-knows, and `save_picture` writes it.
+Methods `plot` call them; commands draw onto a figure outside of pyplot, which `save_picture`
+writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 def plot(name: str, *args: Any, ax: Axes | Figure | None = None, **options: Any) -> Any:
     """Draw a picture of this package, by its name.
 
-    ax: axes, or a figure to fill; None: a new figure of pyplot's.
+    ax: axes, or a figure to fill; None: a new pyplot figure.
     """
     draw = globals()[name]
     if ax is not None:
@@ -45,7 +45,7 @@ def plot(name: str, *args: Any, ax: Axes | Figure | None = None, **options: Any)
 
 
 def draw(what: Any, path: Path | str, **options: Any) -> None:
-    """Write what ``what.plot()`` draws to a file; pyplot never knows the figure."""
+    """Write the picture of ``what.plot()`` to a file, without pyplot."""
     figure = Figure()
     what.plot(ax=figure, **options)
     save_picture(figure, path)

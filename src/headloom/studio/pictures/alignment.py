@@ -1,4 +1,4 @@
-"""`alignment`: the weights of a head as a matrix, with tokens on both axes."""
+"""`alignment`: weights of a head as a matrix, with tokens on both axes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from headloom.studio.pictures.palette import palette
 
 #: Rows and columns up to which each weight is a cell; letters of a token.
 _CELLS, _LETTERS = 1_024, 14
-#: Units: a matrix at most; a cell at most, at least, and the least one that has its token.
+#: Units: a matrix at most; a cell at most, at least, and the smallest one with a label.
 _LONG, _WIDEST, _NARROWEST, _NAMED = 7.5, 0.34, 0.135, 0.06
-#: Units around all; below the matrix, for the legend; its width; and the narrowest picture.
+#: Units: margin; space below the matrix for the legend; its width; minimal width of the picture.
 _PAD, _FOOT, _SCALE, _LEAST = 0.14, 0.56, 1.6, 2.2
-#: A name that is a time.
+#: A label that is a time.
 _SECONDS = re.compile(r"[0-9]+\.[0-9]+ s")
 
 
@@ -46,13 +46,12 @@ def alignment(
     scale: str = "weight",
     **imshow: Any,
 ) -> Axes:
-    """The weights of one head, or the mean of all, as a matrix: see `headloom.TraceLayer.plot`.
+    """Draw the weights of one head, or the mean of all: see `headloom.TraceLayer.plot`.
 
-    Args:
-        what: a layer, a graph, a matrix, or weights: (heads, queries, keys) or (queries, keys).
-        query_tokens, key_tokens: names of rows and columns; None: those of the layer, or positions.
-        links: cells that are outlined, (key, query), as links of words are written.
-        scale: what a colour is.
+    what: a layer, a graph, a matrix, or weights: (heads, queries, keys) or (queries, keys).
+    query_tokens, key_tokens: labels of rows and columns; None: of the layer, or positions.
+    links: cells to outline, (key, query), as in word alignments.
+    scale: title of the legend.
     """
     masses, colours = masses_of(what, head, _CELLS), page.colours
     looking = "← queries"  # turned, the arrow points down
@@ -61,7 +60,7 @@ def alignment(
         key_tokens = shown(what.key_tokens) if key_tokens is None else key_tokens
         of_head = f"mean of {what.heads} heads" if head is None else f"head {head}"
         title = f"{what.kind} layer {what.index}, {of_head}" if title is None else title
-        # A row is named by the token that its query is made from, not by the one written next.
+        # A row is labelled by its query's token, not by the next one.
         looking += "" if what.kind == "encoder" else " (just read or written)"
     high, wide = what.shape[-2:]
     rows, columns = _named(query_tokens, high, "query"), _named(key_tokens, wide, "key")
@@ -100,7 +99,7 @@ def alignment(
 
 
 def links(result: Alignment, sentence: int = 0, **options: Any) -> Axes:
-    """The weights between the words of a pair of sentences, its links outlined."""
+    """Draw the weights between the words of a sentence pair, with its links outlined."""
     sentence = place_of("alignment", "plot", "sentence", sentence, len(result.words))
     words = result.words[sentence]
     title = f"links of words by head{'s' * (len(result.heads) > 1)} "
@@ -111,10 +110,10 @@ def links(result: Alignment, sentence: int = 0, **options: Any) -> Axes:
 
 
 def changes(result: Comparison, **options: Any) -> Axes:
-    """How much each head changed from one trace to another: layers are rows, heads columns.
+    """Draw the change of each head between two traces: layers are rows, heads columns.
 
-    A cell is the share of a row's mass that is on other keys in the second trace, the mean over
-    queries; of kept edges alone, at least that. options: see `alignment`.
+    A cell is the share of a row's mass that is on other keys in the second trace, averaged over
+    queries; with kept edges only, a lower bound. options: see `alignment`.
     """
     table = result.heads.pivot(index="layer", columns="head", values="distance")
     least = "" if result.heads["exact"].all() else ", at least"
@@ -128,13 +127,13 @@ def changes(result: Comparison, **options: Any) -> Axes:
 
 
 def _fit(page: Page, axes: Axes, names: list[list[str]]) -> None:
-    """Give the figure the size that a matrix and all that is written around it need."""
+    """Set the size of the figure to fit a matrix and its labels."""
     (rows, columns), unit = (max(len(of_axis), 1) for of_axis in names), page.unit
     width, longest = page.room[0], max(rows, columns)
     cell = unit * float(np.clip(_LONG / longest, _NARROWEST, _WIDEST))
     cell = cell if longest <= _LONG / _NAMED else unit * _LONG / longest
     beside = np.zeros(4)
-    # What is written needs room by the size of cells, which have what is left of the width.
+    # The size of labels depends on the cells, whose width is the rest: iterate.
     for _ in range(1 if width is None else 3):
         cell = cell if width is None else (width * unit - beside[[0, 2]].sum()) / columns
         wide, high = (whole(max(cell * count, 0.3 * unit)) for count in (columns, rows))
@@ -154,7 +153,7 @@ def _fit(page: Page, axes: Axes, names: list[list[str]]) -> None:
 
 
 def _name(page: Page, axes: Axes, names: list[list[str]], wide: float, high: float) -> None:
-    """Write tokens at both axes, or a dozen positions where cells, in inches, have no room."""
+    """Label both axes with tokens, or with a dozen positions if cells (in inches) are too small."""
     grid = min(wide, high) > 0.1 * page.unit
     for axis, labels, size in ((axes.yaxis, names[0], high), (axes.xaxis, names[1], wide)):
         crowded, standard = size < _NAMED * page.unit, rcParams["ytick.labelsize"]
@@ -181,7 +180,7 @@ def _name(page: Page, axes: Axes, names: list[list[str]], wide: float, high: flo
 
 
 def _named(tokens: Sequence[str] | None, size: int, what: str) -> list[str]:
-    """Tokens for an axis, or positions where there are none."""
+    """Return the labels of an axis: tokens, or positions without tokens."""
     if tokens is None:
         return [str(position) for position in range(size)]
     if len(tokens) != size:

@@ -1,8 +1,8 @@
-"""What every picture is made of: a page, letters for every script, cells and their legend, a file.
+"""Elements of every picture: page, fonts for every script, cells, legend, and file.
 
-A picture is a function of a `Page`, which `picture` makes of axes, of a figure or of nothing. What
-it has of inches and points is so where ``rcParams["font.size"]`` is 10, as Matplotlib's own, and
-grows along with it.
+A picture is a function of a `Page`, which `picture` creates from axes, from a figure or without
+either. Inches and points hold for Matplotlib's default ``rcParams["font.size"]`` of 10, and scale
+with it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ T = TypeVar("T")
 
 _FORMATS = ("png", "svg", "pdf")
 _DPI = 200
-#: The width of a frame, in inches.
+#: Width of a frame, in inches.
 _FRAME = 0.01
-#: The height of a legend, in units.
+#: Height of a legend, in units.
 _BAR = 0.085
-#: The font that matplotlib brings along.
+#: The font that is included in Matplotlib.
 _FIRST = "DejaVu Sans"
-#: The values that the legend of weights names.
+#: Labelled values in the legend of weights.
 _WEIGHTS = {0: "0", 0.01: ".01", 0.1: ".1", 0.25: ".25", 0.5: ".5", 1: "1"}
 
 
 def picture(draw: Callable[Concatenate[Page, ...], T]) -> Callable[..., T]:
-    """Make of a function of a page one of where it is: onto, width and theme, see `Page`."""
+    """Turn a function of a page into a function of `onto`, `width` and `theme`: see `Page`."""
 
     @wraps(draw)
     def drawn(*args: object, **options: Any) -> T:
@@ -56,22 +56,22 @@ def picture(draw: Callable[Concatenate[Page, ...], T]) -> Callable[..., T]:
 
 
 def whole(inches: float) -> float:
-    """Whole pixels, so that no cell at the edge of a matrix is mixed with what is beside it."""
+    """Round to whole pixels, so that cells at the edge of a matrix stay sharp."""
     return round(inches * _DPI) / _DPI
 
 
 class Page:
-    """Where a picture is drawn; places are in units from its upper left corner.
+    """Drawing area of a picture; positions are in units from its upper left corner.
 
-    A unit is an inch where letters have Matplotlib's own size.
+    A unit is an inch at Matplotlib's default font size.
 
     Args:
-        onto: axes; or a figure, which gets the size that the picture needs; None: a new figure,
-            which pyplot does not know.
-        width: of a figure, in millimetres; None: what it needs.
-        theme: "light" or "dark"; None: as the ground of ``rcParams``.
+        onto: axes; or a figure, which is resized to the picture; None: a new figure outside of
+            pyplot.
+        width: of a figure, in millimetres; None: as needed.
+        theme: "light" or "dark"; None: by the background colour of ``rcParams``.
 
-    Raises: InputError: onto is neither; a width of axes, which have theirs.
+    Raises: InputError: onto is neither, or a width is given for axes.
     """
 
     def __init__(self, onto: object, width: float | None, theme: Theme | None) -> None:
@@ -80,14 +80,14 @@ class Page:
             raise InputError(f"plot: ax is a {kind}; expected axes, as axes[0], or a figure.")
         self.unit, self.colours = float(rcParams["font.size"]) / 10, palette(theme)
         self.given = onto if isinstance(onto, Axes) else None
-        #: Width and height where they are known.
+        #: Width and height where known.
         self.room: tuple[float | None, float | None] = None, None
         if self.given is None:
             self.figure = onto if isinstance(onto, Figure) else Figure()
             self.figure.set_facecolor(self.colours.ground)
             self.room = None if width is None else width / 25.4 / self.unit, None
         elif width is not None:
-            raise InputError("plot: width is of a new figure, and axes have theirs; give only one.")
+            raise InputError("plot: width is for a new figure; give either width or axes.")
         else:
             self.figure = figure_of(self.given)
             self.room = self.inches(self.given) / self.unit
@@ -95,27 +95,27 @@ class Page:
 
     @staticmethod
     def inches(axes: Axes) -> Any:
-        """Width and height of axes."""
+        """Return width and height of axes."""
         return np.asarray(axes.bbox.size) / figure_of(axes).dpi
 
     def fits(self, size: float, *needed: tuple[float, float] | None) -> float:
-        """A size so that the picture has room.
+        """Return the largest size with which the picture fits.
 
-        needed: across and down, what else there is, and how many times the size; None: any.
+        needed: across and down, the fixed part and the multiple of the size; None: unlimited.
         """
         sizes = [
-            (there - need[0]) / need[1]
-            for there, need in zip(self.room, needed, strict=False)
-            if there is not None and need is not None
+            (room - need[0]) / need[1]
+            for room, need in zip(self.room, needed, strict=False)
+            if room is not None and need is not None
         ]
         return max(min(sizes, default=size), 0.02)
 
     def letters(self, texts: Iterable[str]) -> None:
-        """Choose fonts for whatever will be written, besides what all have."""
+        """Choose fonts for the texts of the picture."""
         self.families, self._missing = _fonts(texts)
 
     def lay(self, width: float, height: float) -> None:
-        """Give a figure its size, in units; axes keep theirs."""
+        """Set the size of a figure, in units; axes keep their size."""
         ground: Any = self.given or self.figure
         if self.given is None:
             wide, high = (whole(size * self.unit) for size in (width, height))
@@ -130,9 +130,9 @@ class Page:
         self.width, self.height = (float(inches) / self.unit for inches in size)
 
     def written(self, text: str, limit: int = 200) -> str:
-        """A text as it can be drawn: a letter without a font becomes its code point.
+        """Return a text for drawing: a letter without a font becomes its code point.
 
-        Dollar signs are no formulas.
+        Dollar signs are escaped.
         """
         text = visible(text, limit) if text else ""
         drawn = "".join(f"‹{ord(c):04X}›" if c in self._missing else c for c in text)
@@ -141,13 +141,13 @@ class Page:
     def say(
         self, across: float, down: float, text: str, size: float = 7, colour: str = "", **how: Any
     ) -> None:
-        """Write a text that can be drawn: see `written`; faint, and hung from above."""
+        """Write a text prepared by `written`; by default faint and aligned at the top."""
         how = {"va": "top", "color": colour or self.colours.faint, "family": self.families} | how
         self._text(across / self.width, 1 - down / self.height, text, transform=self._whole,
                    fontsize=size * self.unit, **how)  # fmt: skip
 
     def title(self, text: str, about: str = "") -> None:
-        """Write a title above all, and a line about it below."""
+        """Write a title at the top, and a line about it below."""
         text, ink = self.written(text), self.colours.ink
         if self.given is None:
             size = min(10.0, max(5, (self.width - 0.28) / (0.0096 * max(len(text), 1))))
@@ -159,7 +159,7 @@ class Page:
             self.say(0.14, 0.38, self.written(about), size)
 
     def axes(self, left: float, top: float, wide: float, high: float) -> Axes:
-        """Empty axes on whole pixels at the resolution that pictures are saved in."""
+        """Add empty axes on whole pixels at the resolution of saved pictures."""
         left, top, wide, high = (whole(x * self.unit) / self.unit for x in (left, top, wide, high))
         axes: Axes = self._add((left / self.width, 1 - (top + high) / self.height,
                                 wide / self.width, high / self.height))  # fmt: skip
@@ -168,7 +168,7 @@ class Page:
     def matrix(
         self, left: float, top: float, wide: float, high: float, values: Array, **how: Any
     ) -> Axes:
-        """The cells of a matrix, or colours (rows, columns, 3), within a thin frame."""
+        """Draw the cells of a matrix, or colours (rows, columns, 3), in a thin frame."""
         axes = self.axes(left, top, wide, high)
         if values.size:
             axes.imshow(values, **({"aspect": "auto", "interpolation": "nearest"} | how))
@@ -176,10 +176,10 @@ class Page:
         return axes
 
     def bare(self, axes: Axes, frame: bool = True) -> None:
-        """No ticks, and a thin frame around them or none.
+        """Remove the ticks, and draw a thin frame around axes or none.
 
-        The frame lies outside, half of a line beneath what is drawn: a line along the edge would
-        hide half of the outermost cells.
+        The frame is outside of the cells: a line along the edge would hide half of the outermost
+        ones.
         """
         axes.set(xticks=[], yticks=[], facecolor=self.colours.ground)
         axes.spines[:].set_visible(False)
@@ -190,42 +190,42 @@ class Page:
             axes.add_artist(box)
 
     def plain(self, axes: Axes) -> None:
-        """Axes of curves with as few lines as one needs to read them."""
+        """Style the axes of curves, with few lines."""
         axes.set(facecolor=self.colours.ground, axisbelow=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color=self.colours.line, linewidth=0.5)
 
     def small(self, axes: Axes, size: float, axis: Any = "x") -> None:
-        """Faint ticks whose labels have a size in points."""
+        """Set faint ticks with labels of a size in points."""
         faint = self.colours.faint
         axes.tick_params(axis, length=2 * self.unit, width=0.5, pad=2 * self.unit, labelsize=size,
                          color=faint, labelcolor=faint)  # fmt: skip
 
     def thread(self, x: Array, y: Array) -> None:
-        """A thin line through places of the page."""
+        """Draw a thin line through positions of the page."""
         self._artist(Line2D(x / self.width, 1 - y / self.height, color=self.colours.line,
                             linewidth=0.8 * self.unit, transform=self._whole))  # fmt: skip
 
     def weights(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of `Axes.imshow` for weights: some that are given, and ours.
+        """Return options of `Axes.imshow` for weights: the given ones, and defaults.
 
-        The ramp is ours where no cmap is given and ``rcParams["image.cmap"]`` is Matplotlib's own;
-        the scale is of square roots, from 0 (vmin) to 1 (vmax), where no norm is given.
+        The default colours apply without a cmap while ``rcParams["image.cmap"]`` is unchanged; the
+        default norm is a square-root scale from 0 (vmin) to 1 (vmax).
         """
         chosen = rcParams["image.cmap"] != rcParamsDefault["image.cmap"]
         ours = {"cmap": rcParams["image.cmap"] if chosen else self.colours.weight,
                 "norm": weight_norm(options.get("vmax", 1.0), options.get("vmin", 0.0)),
                 "interpolation": "nearest"}  # fmt: skip
-        return ours | {name: of for name, of in options.items() if name not in ("vmin", "vmax")}
+        return ours | {name: x for name, x in options.items() if name not in ("vmin", "vmax")}
 
     def scale(
         self, left: float, bottom: float, wide: float, how: Mapping[str, Any], title: str = "",
         ticks: Mapping[float, str] | None = None,
     ) -> None:  # fmt: skip
-        """The legend of a norm and a cmap: a bar, the values in it, what it is above it.
+        """Draw the legend of a norm and a cmap: a colour bar with ticks and a title.
 
         bottom: units from the lower edge of the page. ticks: values and their labels; None: those
-        of weights, or, of a scale of its own, Matplotlib's.
+        of weights, or Matplotlib's for other scales.
         """
         axes, norm = self.axes(left, self.height - bottom - _BAR, wide, _BAR), how["norm"]
         image = ScalarMappable(norm, how["cmap"])
@@ -242,13 +242,13 @@ class Page:
 
 
 def weight_norm(most: float = 1.0, least: float = 0.0) -> PowerNorm:
-    """The scale of weights, 0 to 1: square-root, so that small ones are seen."""
+    """Return the square-root scale of weights, 0 to 1, which shows small weights."""
     return PowerNorm(0.5, least, most)
 
 
 @lru_cache(maxsize=512)
 def _letters(path: str) -> frozenset[int]:
-    """The code points that a font file has; none where it cannot be drawn with."""
+    """Return the code points of a font file; none if it cannot be used."""
     try:
         font = FT2Font(path)
     except (OSError, RuntimeError, ValueError):
@@ -257,7 +257,7 @@ def _letters(path: str) -> frozenset[int]:
 
 
 def _fonts(texts: Iterable[str]) -> tuple[list[str], frozenset[str]]:
-    """Fonts that have the letters of some texts, and the letters that no installed font has."""
+    """Return fonts for the letters of some texts, and the letters without an installed font."""
     missing = {ord(c) for text in texts for c in visible(text, 200)}
     missing |= {ord(c) for c in "‹›0123456789ABCDEF…"}
     installed = {
@@ -269,7 +269,7 @@ def _fonts(texts: Iterable[str]) -> tuple[list[str], frozenset[str]]:
     }
     chosen = font_manager.FontProperties(family=rcParams["font.family"]).get_name()
     families = []
-    # Noto after what is always there: it is made to cover what others lack.
+    # Noto after the default fonts: it covers letters that others lack.
     for family in sorted(
         installed,
         key=lambda name: (name != chosen, name != _FIRST, not name.startswith("Noto Sans"), name),
@@ -281,7 +281,7 @@ def _fonts(texts: Iterable[str]) -> tuple[list[str], frozenset[str]]:
 
 
 def picture_format(path: Path) -> str:
-    """What a picture is written as, by its suffix: "png", "svg" or "pdf".
+    """Return the format of a picture file by its suffix: "png", "svg" or "pdf".
 
     Raises: InputError: another suffix.
     """
@@ -292,7 +292,7 @@ def picture_format(path: Path) -> str:
 
 
 def figure_of(drawn: Any) -> Figure:
-    """The figure of what a picture returned: axes, or an array of them."""
+    """Return the figure of axes, or of an array of axes."""
     figure = drawn.flat[0] if isinstance(drawn, np.ndarray) else drawn
     while not isinstance(figure, Figure):
         figure = figure.figure
@@ -300,13 +300,13 @@ def figure_of(drawn: Any) -> Figure:
 
 
 def save_picture(drawn: Figure | Axes | Array, path: Path | str, dpi: float = _DPI) -> None:
-    """Write a figure to a file, whole or not at all; its suffix chooses PNG, SVG or PDF.
+    """Write a figure to a file atomically, as PNG, SVG or PDF by its suffix.
 
-    In SVG and PDF, text stays text.
+    In SVG and PDF, text remains text.
 
     Args:
-        drawn: a figure; or its axes, as pictures return them.
-        path: the file to be, .png, .svg or .pdf; replaced if it is there.
+        drawn: a figure, or its axes.
+        path: of the file, .png, .svg or .pdf; an existing file is replaced.
         dpi: dots per inch of a PNG.
 
     Raises: InputError: another suffix; DataError: the file cannot be written.
@@ -316,7 +316,7 @@ def save_picture(drawn: Figure | Axes | Array, path: Path | str, dpi: float = _D
     # The same picture gives the same bytes: no dates, no random names.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "headloom", "pdf.fonttype": 42}
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    # Not to the file: where the disk is full, Matplotlib's PDF ends in an error of its own.
+    # Not to the file: on a full disk, Matplotlib's PDF backend raises another error.
     file = io.BytesIO()
     with matplotlib.rc_context(settings):
         figure.savefig(

@@ -1,4 +1,4 @@
-"""`curves`: numbers along a training, a line each."""
+"""`curves`: curves of numbers during a training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from headloom.studio.pictures.canvas import Array, Page, picture
 
-#: Lines by what they are of, alike in colour: name -> [[(step, value), ...], ...].
+#: Lines by name; lines of one name share a colour: name -> [[(step, value), ...], ...].
 Lines = Mapping[str, Sequence[Any]]
 #: Units: a figure's width; the height of its only panel, and of one of several; around them; and a
 #: line and a letter of the legend.
@@ -20,14 +20,12 @@ _LINE, _LETTER = 0.19, 0.075
 
 @picture
 def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot: Any) -> Array:
-    """Numbers along a training: a panel for each kind, below each other.
+    """Draw curves during a training: a panel for each kind, below each other.
 
-    Args:
-        panels: by what is measured, lines by what they are of.
-        log: whether equal distances are equal factors of steps, as training slows down.
-        plot: options of `matplotlib.axes.Axes.plot`.
-
-    Returns: the axes of each.
+    panels: lines by the title of their panel.
+    log: whether the axis of steps is logarithmic.
+    plot: options of `matplotlib.axes.Axes.plot`.
+    Returns: the axes of each panel.
     """
     colours, alone = page.colours, len(panels) == 1
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
@@ -36,7 +34,7 @@ def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot
     every = [page.given] if page.given is not None else []
     if not (every and alone):
         wide = page.room[0] or _WIDE
-        # Names stand below all, as many beside each other as there is room for.
+        # The legend is below all panels, in as many columns as fit.
         across = max(1, int((wide - _LEFT) / (max(map(len, names), default=1) * _LETTER + 0.4)))
         below = _BELOW + _LINE * (-(-len(names) // across) if len(names) > 1 else 0)
         needed = below + len(panels) * _ABOVE, len(panels)
@@ -73,7 +71,7 @@ def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot
 
 
 def along(axes: Axes, steps: Sequence[float], last: float) -> None:
-    """A logarithmic axis of steps from 0 on, after a linear beginning."""
+    """Set a logarithmic axis of steps from 0 on, linear up to the first step."""
     first = next((step for step in steps if step > 0), 1)
     axes.set_xscale("symlog", linthresh=first, linscale=0.6)
     axes.set_xlim(0, last)

@@ -1,4 +1,4 @@
-"""`eviction`: which keys policies keep, and what every head loses by it."""
+"""`eviction`: keys kept by eviction policies, and the loss of every head."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headloom.analysis.eviction.evict import BEST_SET, BEST_SETS, Eviction
 from headloom.mechanism.shapes import place_of
 from headloom.studio.pictures.canvas import Array, Page, picture, weight_norm
 
-#: Units: a strip of kept keys, the heads beside it, and what stands around them.
+#: Units: a strip of kept keys, the heads beside it, and margins.
 _LEFT, _WIDE, _HIGH, _BETWEEN, _ABOVE = 1.32, 5.6, 0.72, 0.14, 0.98
 _HEADS, _BESIDE, _RIGHT = 1.5, 0.16, 0.22
 _CURVES, _GAP, _BELOW = 1.7, 0.86, 0.5
-#: How dark keys after the prompt are, where they all stay.
+#: Shade of keys after the prompt, which are all kept.
 _LATER = 0.35
-#: Columns that keys are drawn in, at least.
+#: Columns for keys at least.
 _COLUMNS = 2_000
 #: Steps of a curve that are averaged where there are many.
 _POINTS = 64
@@ -26,11 +26,11 @@ _POINTS = 64
 
 @picture
 def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
-    """Which keys each policy keeps of every layer, and the mass that every head loses.
+    """Draw the keys that each policy keeps in every layer, and the mass that every head loses.
 
-    Left, for each policy: keys from the first to the last position, the heads of keys of all layers
-    below each other. Beside it: the mean loss of every head. Below: the loss from step to step, and
-    at every budget. See `headloom.analysis.eviction.evict.Eviction.plot`.
+    Left, for each policy: keys by position, with the key heads of all layers below each other.
+    Beside it: the mean loss of every head. Below: the loss at each step and at each budget. See
+    `headloom.analysis.eviction.evict.Eviction.plot`.
     """
     count = len(result.budgets)
     budget = place_of("eviction", "plot", "budget", count // 2 if budget is None else budget, count)
@@ -40,7 +40,7 @@ def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
         (_ABOVE + len(drawn) * _BETWEEN + _GAP + _BELOW, len(drawn) * _HIGH + _CURVES),
     )  # fmt: skip
     wide, beside = stretch * _WIDE, stretch * _HEADS
-    # A strip keeps its three lines of text where a figure is narrow.
+    # A strip needs room for three lines of text, even in a narrow figure.
     high, curves = (max(stretch, 0.86) * _HIGH, _CURVES) if page.given is None else (
         stretch * _HIGH, stretch * _CURVES)  # fmt: skip
     down, across = _ABOVE + len(drawn) * (high + _BETWEEN), _LEFT + wide + _BESIDE
@@ -63,8 +63,8 @@ def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
         page.say(0.14, top + 0.08, name, 9, colours.ink, fontweight="bold")
         page.say(0.14, top + 0.27, f"{100 * mean:.2f} %", 13, colours.ink)
         page.say(0.14, top + 0.52, "best single set" * (name == BEST_SET), 6.5)
-        # Which keys stay, (heads of keys of all layers, keys); where several fall into a pixel, it
-        # is of their mean. Of few keys each is given several columns: edges stay sharp.
+        # Kept keys, (key heads of all layers, keys); keys that share a pixel are averaged. If there
+        # are few keys, each takes several columns, for sharp edges.
         held = np.concatenate([layer[row, budget].numpy() for layer in result.kept.values()])
         stays = np.pad(held.astype(float), ((0, 0), (0, result.steps)), constant_values=_LATER)
         stays = stays.repeat(-(-_COLUMNS // stays.shape[1]), axis=1)
@@ -81,7 +81,7 @@ def eviction(page: Page, result: Eviction, budget: int | None = None) -> Array:
 
 
 def _grid(result: Eviction, policy: int, budget: int) -> Array:
-    """The mean loss of each head, (layers, heads); NaN where a layer has fewer."""
+    """Return the mean loss of each head, (layers, heads); NaN where a layer has fewer heads."""
     grid = np.full((len(result.lost), max(lost.shape[2] for lost in result.lost.values())), np.nan)
     for row, lost in enumerate(result.lost.values()):
         grid[row, : lost.shape[2]] = lost[policy, budget].double().mean(-1).numpy()
@@ -89,15 +89,15 @@ def _grid(result: Eviction, policy: int, budget: int) -> Array:
 
 
 def _curves(page: Page, result: Eviction, budget: int, down: float, high: float) -> Array:
-    """The loss from step to step, and at every budget; the names in the colours of their lines."""
+    """Draw the loss at each step and at each budget, with the names in the lines' colours."""
     colours, lost = page.colours, 100 * result.lost_by_heads.numpy()
     by_steps, by_budgets = lost[:, budget].mean(1), lost.mean((2, 3))
-    shares = 100 * np.array(result.budgets) / result.prompt  # what stays, not what was asked for
+    shares = 100 * np.array(result.budgets) / result.prompt  # actually kept
     order = np.argsort(shares)
     parts = min(result.steps, _POINTS)
-    # Each part from its first step to the next one's, the last as well.
+    # Each part ends where the next one starts.
     places = result.prompt + np.linspace(0, result.steps, parts + 1)
-    # Two of them, and the names at the right.
+    # Two plots, and the names on the right.
     wide = page.width - (_LEFT - 0.6) - 0.6 - 1.1
     left = page.axes(_LEFT - 0.6, down, 0.63 * wide, high)
     right = page.axes(_LEFT + 0.63 * wide, down, 0.37 * wide, high)

@@ -12,15 +12,15 @@ from headloom.formats.trace import TraceData, TraceLayer
 from headloom.studio.pictures.canvas import Array, Page, picture
 from headloom.studio.pictures.masses import Masses, Weights, masses_of, not_shown
 
-#: Rows and columns of a tile at most: of longer matrices a dot is the mean of a block of weights.
+#: Rows and columns of a tile at most: in longer matrices a dot is the mean of a block of weights.
 _DOTS = 64
 #: Units: left of the heads, above and below them, above each kind, and right of them.
 _LEFT, _TOP, _FOOT, _HEADING, _RIGHT = 0.72, 0.36, 0.52, 0.62, 0.12
-#: From one tile to the next, of a tile. Tiles beside each other of one layer; room above these.
+#: Distance of tiles, in tiles. Tiles in a row for one layer; space above them.
 _PITCH, _ACROSS, _ABOVE = 1.1, 8, 0.2
-#: Between two lines below the scale.
+#: Distance of lines below the scale.
 _LINE = 0.12
-#: What layers of a kind do, by the names of their sequences: one text, or one of many.
+#: Headings of the kinds of layers: for a sequence in the singular, and in the plural.
 _KINDS = {
     "encoder": ("the {0} looks at itself", "the {0} look at each other"),
     "decoder": ("the {0} looks at what it has written", "the {0} look at those before them"),
@@ -30,9 +30,9 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class _Row:
-    """Tiles beside each other.
+    """Row of tiles.
 
-    place: of the row among all; heading, above: what stands above it, and its room; label: left.
+    place: its index; heading: text above it; above: space for that; label: text on the left.
     """
 
     place: int
@@ -47,10 +47,10 @@ class _Row:
 def heads(
     page: Page, what: TraceData | Weights, *, title: str | None = None, **imshow: Any
 ) -> Array:
-    """All heads as small multiples: layers are rows, heads columns, and each kind stands apart.
+    """Draw all heads as small multiples: layers are rows, heads columns, grouped by kind.
 
-    Returns: the axes of the heads, (layers, heads), or (heads,) of a layer; None where a layer has
-        fewer.
+    Returns: the axes of the heads, (layers, heads), or (heads,) for a layer; None where a layer
+        has fewer heads.
     """
     rows = _of_trace(what) if isinstance(what, TraceData) else _of_layer(what)
     if not rows:
@@ -63,7 +63,7 @@ def heads(
     left = _LEFT if of_layers else _RIGHT + 0.02
     fixed = _TOP + sum(row.above for row in rows) + len(rows) * below
     under = (1 + len(lines)) * _LINE
-    # Units that are whole pixels, and whole dots, at 200 an inch.
+    # The tile size in whole pixels at 200 dots per inch.
     tile = page.fits(
         0.96 if columns <= _ACROSS else 0.64,
         (left + _RIGHT, _PITCH * columns), (fixed + _FOOT + under, _PITCH * len(rows)),
@@ -97,13 +97,13 @@ def heads(
 
 
 def _of_trace(trace: TraceData) -> list[_Row]:
-    """A row for each layer, the layers of a kind together."""
+    """Return a row for each layer, grouped by kind."""
     rows = []
-    for kind, looks in _KINDS.items():
+    for kind, headings in _KINDS.items():
         layers = [(n, layer) for n, layer in enumerate(trace.layers) if layer.kind == kind]
         # Each pair of sequences once, in the order of the layers.
         pairs = dict.fromkeys((layer.queries_from, layer.keys_from) for _, layer in layers)
-        heading = "; ".join(looks[pair[0].endswith("s")].format(*pair) for pair in pairs)
+        heading = "; ".join(headings[pair[0].endswith("s")].format(*pair) for pair in pairs)
         heading, above = f"{kind.capitalize()}: {heading}", _HEADING
         for number, layer in layers:
             label = f"layer {trace.label(number)}".replace(" (", "\n(")
@@ -114,7 +114,7 @@ def _of_trace(trace: TraceData) -> list[_Row]:
 
 
 def _of_layer(layer: Weights) -> list[_Row]:
-    """The heads of a layer, in as many rows as they need."""
+    """Return the heads of a layer in as many rows as needed."""
     masses = masses_of(layer, None, _DOTS)
     heads = range(len(masses.values))
     across = -(-len(heads) // -(-len(heads) // _ACROSS))
@@ -125,15 +125,15 @@ def _of_layer(layer: Weights) -> list[_Row]:
 
 
 def _title(what: TraceData | Weights, heads: int) -> str:
-    """How many heads there are, of what."""
+    """Return the title: the number of heads, and of tokens or the layer."""
     if isinstance(what, TraceData):
         lengths = (
             _counted(len(tokens), "token" if name == "tokens" else f"{name} token")
             for name, tokens in what.sequences.items()
         )
         return f"{_counted(heads, 'head')} · {' and '.join(lengths)}"
-    of = f"{what.kind} layer {what.index}, " if isinstance(what, TraceLayer) else ""
-    return of + _counted(heads, "head")
+    layer = f"{what.kind} layer {what.index}, " if isinstance(what, TraceLayer) else ""
+    return layer + _counted(heads, "head")
 
 
 def _counted(number: int, thing: str) -> str:

@@ -1,4 +1,4 @@
-"""`history`: what a training learned: losses and measures, or a matrix at its snapshots."""
+"""`history`: the course of a training: losses and measures, or a matrix at its snapshots."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from headloom.studio.pictures.curves import Lines, along, curves
 from headloom.studio.pictures.palette import Palette
 from headloom.studio.training import loss_curves
 
-#: What has a matrix at each snapshot, besides MATRICES.
+#: Further matrices at each snapshot, besides MATRICES.
 PRODUCT, WEIGHTS = "W_Q W_K^T", "weights"
-#: Measures that stand beside the loss; and what they are called beside a matrix.
+#: Measures shown with the loss, and their titles below a matrix.
 _MEASURES = {"norm_W_Q": "|W_Q|", "effective_rank": "effective rank", "symmetry": "symmetry"}
-#: Units: a snapshot's width, and the least; between two, left of them, a curve's height, above and
-#: below all.
+#: Units: width of a snapshot, and the least; gap between two; left margin; height of a curve; top
+#: and bottom margins.
 _SIZE, _LEAST, _GAP, _LEFT, _BAND, _TOP, _FOOT = 1.22, 0.5, 0.14, 1.15, 0.42, 0.78, 0.46
-#: How far what is written left and right of a curve is from it, as a share of the curve's width.
+#: Distance of labels from a curve, as a share of its width.
 _BESIDE = 0.012
-#: The size of the letters right of a curve, in points.
+#: Font size on the right of a curve, in points.
 _SMALL = 6.5
 
 
@@ -42,7 +42,7 @@ def history(
     head: int | None = None,
     **options: Any,
 ) -> Any:
-    """What a training learned: see `headloom.History.plot`; options: of `curves` or `snapshots`."""
+    """Draw a training: see `headloom.History.plot`; options: of `curves` or `snapshots`."""
     losses = _losses(past)
     if name == "loss":
         return curves({"loss": losses}, **({"log": True} | options))[0]
@@ -73,21 +73,21 @@ def history(
             measures |= {} if line.empty else {title: line}
     title = f"{name[:1].upper()}{name[1:]} of {layers[0].name}, head {head}"
     options = {"title": f"{title}: from random to trained"} | options
-    return snapshots(steps, [_matrix(each, name, head) for each in layers], measures, **options)
+    return snapshots(steps, [_matrix(part, name, head) for part in layers], measures, **options)
 
 
 def _losses(past: History) -> Lines:
-    """The losses of a history's run, or of its snapshots alone: a line each."""
+    """Return the losses of a history's run, or else of its snapshots: a line each."""
     run = past.folder.parent
-    if is_run(run) and (every := loss_curves(RunFolder.open(run), past)):
-        return {name: [points] for name, points in every.items()}
+    if is_run(run) and (known := loss_curves(RunFolder.open(run), past)):
+        return {name: [points] for name, points in known.items()}
     points = [(notes["step"], notes["loss"]) for notes in map(past.notes, past.steps)]
     points = [point for point in points if point[1] is not None]
     return {"loss": [points]} if points else {}
 
 
 def _lines(table: DataFrame, measure: str) -> Lines:
-    """A line for each head, by the names of the layers."""
+    """Return a line for each head, by the names of the layers."""
     return {
         str(layer): [line[["step", measure]].to_numpy() for _, line in of_layer.groupby("head")]
         for layer, of_layer in table.dropna(subset=measure).groupby("layer", sort=False)
@@ -95,14 +95,14 @@ def _lines(table: DataFrame, measure: str) -> Lines:
 
 
 def _matrix(layer: LayerSnapshot, name: str, head: int) -> ArrayLike:
-    """A matrix of a head at a snapshot."""
+    """Return a matrix of a head at a snapshot."""
     if name == WEIGHTS:
         return layer.graph.adjacency(head).toarray()
     parts = ("W_Q", "W_K") if name == PRODUCT else (name,)
     if missing := [part for part in parts if part not in layer.matrices]:
         raise InputError(f"plot: the history of {layer.name} has no {missing[0]}.")
     heads = len(layer.measures["symmetry"])
-    # Several heads may share one of keys and values.
+    # Several heads can share a head of keys and values.
     chosen = [layer.matrices[part] for part in parts]
     query, *key = [matrix[head * len(matrix) // heads] for matrix in chosen]
     return query @ key[0].T if key else query
@@ -119,17 +119,15 @@ def snapshots(
     shown: int = 7,
     **imshow: Any,
 ) -> Array:
-    """Snapshots of one matrix in a row, from random to trained, over its measures along training.
+    """Draw snapshots of one matrix in a row, from random to trained, with curves of its measures.
 
-    All snapshots share one scale, of signed matrices around 0. Below each of these, in which what
-    was learned hides in what was drawn at random, is how far it is from the first.
+    All snapshots share one scale, around 0 for signed matrices. Below each signed matrix is its
+    difference from the first one, since the random initial values hide small changes.
 
-    Args:
-        steps, matrices: of each snapshot, ascending; at the first the model is random.
-        measures: curves to draw below: name -> (step, value) of its points.
-        shown: snapshots at most; the first and the last always are.
-
-    Returns: the axes of the snapshots; of signed ones (2, snapshots).
+    steps, matrices: of each snapshot, ascending; at the first the model is random.
+    measures: curves to draw below: name -> (step, value) of its points.
+    shown: maximal number of snapshots, with the first and the last.
+    Returns: the axes of the snapshots; for signed ones (2, snapshots).
     """
     drawn = [np.asarray(matrix, dtype=float) for matrix in matrices]
     if not steps or len(steps) != len(drawn):
@@ -189,7 +187,7 @@ def snapshots(
         page.small(panel, _SMALL * page.unit)
         panel.set_xlabel("training step, logarithmic", fontsize=_SMALL * page.unit, labelpad=2,
                          color=page.colours.faint)  # fmt: skip
-        # A thread from each snapshot down to its step, below the frame: the last row stays free.
+        # A line from each snapshot down to its step, below the frame.
         down = np.linspace(0, 1, 24)
         for column, share in enumerate(shares):
             middle = _LEFT + column * pitch + size / 2
@@ -201,10 +199,10 @@ def snapshots(
 def _scale(
     matrices: Sequence[Array], colours: Palette, linear: bool = False
 ) -> tuple[Normalize, ListedColormap, str]:
-    """The scale that matrices share, its ramp, and what it says."""
+    """Return the common scale of matrices, its colours, and its description."""
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     if finite.min(initial=0) < 0:
-        # A few extreme cells shall not make all others pale.
+        # Extreme cells are clipped, so that they do not make all others pale.
         limit = float(np.quantile(np.abs(finite), 0.998)) or 1.0
         beyond = " and beyond" if np.abs(finite).max() > limit else ""
         ends = f"blue −{limit:.2g}, red +{limit:.2g}{beyond}"
@@ -223,7 +221,7 @@ def _scale(
 
 
 def _curve(page: Page, axes: Axes, x: Array, y: Array, name: str, ends: str) -> None:
-    """A sparkline: its name at the left, where it begins and ends at the right."""
+    """Draw a sparkline, with its name on the left, and its first and last value on the right."""
     colours = page.colours
     page.bare(axes, frame=False)
     axes.patch.set_alpha(0)

@@ -1,4 +1,4 @@
-"""`word_map`: what a word looks at in an image."""
+"""`word_map`: attention of a word over an image."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from headloom.analysis.image_map import ImageMap
 from headloom.studio.pictures.canvas import Array, Page, picture, weight_norm
 from headloom.studio.pictures.palette import Palette
 
-#: Units: the longest side of an image, what stands beside it, and the narrowest figure that has
-#: room for its title and its scale.
+#: Units: the longest side of an image, its margin, and the minimal width of a figure with title and
+#: legend.
 _LONG, _MARGIN, _NARROW = 6.0, 0.2, 4.2
-#: How much of the colours over a picture is its own light and dark; and how far the ramp goes
-#: there, of which the rest would hide it.
+#: Share of the picture's luma in the colours over it; and the part of the colour map that is used
+#: there (the rest would hide the picture).
 _KEPT, _REACH = 0.45, 0.62
-#: Times the mean that the colours of a map reach at least: an even row has the middle colour.
+#: Least upper end of the colours, in times the mean: a uniform row has the middle colour.
 _REACHED = 4.0
 
 
 @picture
-def word_map(page: Page, seen: ImageMap) -> Axes:
-    """The map of a word over an image: the weights in colour, the picture in their light and dark.
+def word_map(page: Page, result: ImageMap) -> Axes:
+    """Draw the map of a word over an image: weights as colours, blended with the picture's luma.
 
-    The colour of a pixel is how many times its weight is that of an even spread of the row's mass
-    over the picture, so that 1 is the mean of all pixels. The strongest colour is that of the
-    largest weight, or of 4 where none is that far above the mean.
+    The colour of a pixel is its weight in times the mean of all pixels. The strongest colour is the
+    largest weight, or 4 times the mean if that is more.
     """
-    (rows, columns), image = seen.weights.shape, seen.picture
-    weights, colours = seen.weights.numpy(), page.colours
-    title, head = f"What “{seen.word}” looks at", f"head {seen.head}"
-    caption = f"{seen.layer}, {'the mean of all heads' if seen.head is None else head}: "
-    caption += f"{seen.mass:.1%} of its weight is on the image{seen.outside_in_words}"
+    (rows, columns), image = result.weights.shape, result.picture
+    weights, colours = result.weights.numpy(), page.colours
+    title, head = f"What “{result.word}” looks at", f"head {result.head}"
+    caption = f"{result.layer}, {'the mean of all heads' if result.head is None else head}: "
+    caption += f"{result.mass:.1%} of its weight is on the image{result.outside_in_words}"
     total = float(weights.sum())
     times = weights * (weights.size / total) if total > 0 else weights
     most = max(float(times.max()), _REACHED)
@@ -64,7 +63,7 @@ def word_map(page: Page, seen: ImageMap) -> Axes:
 
 
 def _coloured(values: Array, light: Array | None, colours: Palette) -> Array:
-    """Colours of values from 0 to 1, with the light of an image where there is one."""
+    """Return the colours of values from 0 to 1, blended with the luma of an image, if any."""
     if light is None:
         return np.asarray(colours.weight(values))[..., :3]
     cells = np.asarray(colours.weight(_REACH * values))[..., :3]

@@ -1,4 +1,4 @@
-"""What a picture of weights shows: each cell of a head, or the mass of blocks of many."""
+"""Content of a picture of weights: the cells of a head, or the mass of blocks of cells."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 from headloom.mechanism.shapes import place_of
 from headloom.studio.pictures.canvas import Array
 
-#: What has weights that can be drawn.
+#: Objects with weights that can be drawn.
 Weights = TraceLayer | AttentionGraph | AttentionMatrix | Tensor | Array
 
 
 @dataclass(frozen=True)
 class Masses:
-    """Weights as they are drawn, (heads, rows, columns), 0 to 1.
+    """Weights to draw, (heads, rows, columns), 0 to 1.
 
-    sizes: queries and keys of a cell. Of more than one, its value is the mass of a row in these
-        keys, the mean of these rows.
-    left_out: (heads,), the share of a row's mass that is not in them.
+    sizes: queries and keys of a cell. If more than one, its value is the mean mass of these rows in
+        these keys.
+    left_out: (heads,), the share of a row's mass that is missing.
     """
 
     values: Array
@@ -36,22 +36,22 @@ class Masses:
 
     @property
     def notes(self) -> list[str]:
-        """What is not as one would think, in words."""
+        """Remarks for the reader: blocks instead of cells, kept edges instead of all."""
         down, across = self.sizes
         dots = f"a dot: the mass of a row in {across} keys, mean of {down} rows"
         return [dots] * (self.sizes != (1, 1)) + ["drawn from the kept edges"] * self.partial
 
     @property
     def partial(self) -> bool:
-        """Whether mass is left out that one could see."""
+        """Whether a visible share of the mass is missing."""
         return any(map(not_shown, self.left_out))
 
 
 def masses_of(what: Weights, head: int | None, most: int) -> Masses:
-    """The weights of a head, or of all: all of them where they are known, else the kept edges.
+    """Return the weights of a head or of all heads: complete where known, else the kept edges.
 
     most: rows and columns up to which a cell is a weight.
-    Raises: InputError: no such head; a batch; what has no rows and columns.
+    Raises: InputError: no such head, a batch, or no matrix.
     """
     if isinstance(what, Tensor | np.ndarray):
         dense = torch.as_tensor(np.array(what) if isinstance(what, np.ndarray) else what)
@@ -60,7 +60,7 @@ def masses_of(what: Weights, head: int | None, most: int) -> Masses:
     if len(what.shape) != 3:
         raise InputError(
             f"plot: weights of shape {tuple(what.shape)}; expected (queries, keys) or (heads, "
-            "queries, keys). Of a batch choose one, as graph[0]."
+            "queries, keys). Choose one of a batch, as graph[0]."
         )
     heads, queries, keys = what.shape
     chosen = [*range(heads)] if head is None else [place_of("layer", "plot", "head", head, heads)]
@@ -86,11 +86,11 @@ def masses_of(what: Weights, head: int | None, most: int) -> Masses:
 
 
 def not_shown(share: float) -> str:
-    """How much of the mass a picture of kept edges leaves out, in words; "": nothing to speak of.
+    """Describe the share of the mass that a picture of kept edges lacks; "": negligible.
 
     >>> not_shown(0.714)
     '71.4 % not shown'
     """
-    # Something is shown: 100 of all alone.
+    # 100 only if nothing is shown.
     percent = min(100 * share, 99.9 if share < 1 else 100)
     return f"{percent:.3g} % not shown" if percent >= 0.05 else ""

@@ -1,4 +1,4 @@
-"""Colours and what they mean: queries teal, keys amber, weight one ramp, differences two hues.
+"""Colours: queries teal, keys amber, weights one ramp, differences two hues.
 
 The ramps run in OKLCH with lightness linear in the value, so that equal steps look equal, and
 read the same in grey.
@@ -42,11 +42,11 @@ _DIFFERENCE_DARK: Stops = (
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of a theme; heads: twelve, which every eye tells apart."""
+    """Colours of a theme; heads: twelve colours that are safe for colour-blind readers."""
 
     ground: str
     ink: str
-    faint: str  # text that stands back
+    faint: str  # secondary text
     line: str
     query: str
     key: str
@@ -104,7 +104,7 @@ _THEMES: dict[Theme, Palette] = {
 
 
 def palette(theme: Theme | None = None) -> Palette:
-    """The colours of a theme; None: of the one that fits the ground of figures in ``rcParams``.
+    """Return the colours of a theme; None: by the background of figures in ``rcParams``.
 
     >>> palette("light").query
     '#0a716e'
@@ -114,5 +114,5 @@ def palette(theme: Theme | None = None) -> Palette:
         return _THEMES[theme]
     ground, ink = (to_hex(rcParams[name]) for name in ("figure.facecolor", "text.color"))
     fitting = _THEMES["light" if sum(to_rgb(ground)) > 1.5 else "dark"]
-    own = ink if rcParams["text.color"] != rcParamsDefault["text.color"] else fitting.ink
-    return replace(fitting, ground=ground, ink=own)
+    chosen_ink = ink if rcParams["text.color"] != rcParamsDefault["text.color"] else fitting.ink
+    return replace(fitting, ground=ground, ink=chosen_ink)
