@@ -262,7 +262,7 @@ def test_bad_folders(tmp_path: Path) -> None:
         with pytest.raises(headloom.DataError, match=message):
             LanguageModel.from_pretrained(tmp_path)
     changed(n_layer=1)
-    with pytest.raises(headloom.InputError, match=r"no place for transformer\.h\.1"):
+    with pytest.raises(headloom.InputError, match=r"does not use transformer\.h\.1"):
         LanguageModel.from_pretrained(tmp_path)
     changed()
     weights = tmp_path / "model.safetensors"
