@@ -1,9 +1,9 @@
-"""What every attention layer of headloom shares: it can be watched, edited, and asked for matrices.
+"""Base class of headloom's attention layers: observers, editors and learned matrices.
 
-Each has an attribute `observer`, normally None. While one is set, the layer computes with
-`headloom.attend` and hands over what it caught. Likewise `editor`: while one is set, it gets the
-output of every head, and the layer goes on with what it gives back. Nothing is global:
-`headloom.mechanism.watching` sets them and puts them back.
+A layer has an attribute `observer`, normally None. While it is set, the layer computes with
+`headloom.attend` and passes the graph or the weights to the observer. While `editor` is set, it
+gets the output of every head, and the layer continues with the output that it returns. Nothing is
+global: `headloom.mechanism.watching` sets and restores both.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from headloom.mechanism.positions import Relative
 from headloom.mechanism.rotary import RotaryScaling
 from headloom.mechanism.shapes import describe
 
-#: How a layer multiplies: several linear maps of one input.
+#: Function that applies several linear maps to one input.
 LinearMaps = Callable[[Tensor, Sequence[nn.Linear]], list[Tensor]]
 
 
 def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear]) -> list[Tensor]:
-    """Several linear maps of one input.
+    """Apply several linear maps to one input.
 
         y_m = x W_m^T + b_m
 
-    Args: inputs: (..., width); maps: from that width to any.
+    inputs: (..., width); maps: from this width to any.
     Returns: (..., out_features) for each map.
-    Raises: ShapeError: another width. InputError: another type, or device.
+    Raises: ShapeError: another width. InputError: another dtype or device.
     """
     try:
         return [linear(inputs) for linear in maps]
@@ -54,10 +54,10 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear]) -> list[Tensor]:
 
 
 class WithConstants(nn.Module):
-    """A module that holds tensors which follow from its sizes, as buffers that no state dict has.
+    """Module with constant tensors as buffers that are not in the state dict.
 
-    They are worked out anew where weights are loaded: a module that was made on the device ``meta``
-    has no numbers, and one that was emptied after that has those that memory happened to hold.
+    They are computed again when weights are loaded: a module made on the device ``meta`` has no
+    numbers, and after ``to_empty`` its buffers hold arbitrary ones.
     """
 
     def __init__(self) -> None:
@@ -68,17 +68,17 @@ class WithConstants(nn.Module):
 
     @abstractmethod
     def constants(self) -> dict[str, Tensor]:
-        """The tensors by their names."""
+        """Return the constant tensors by name."""
 
     def hold_constants(self) -> None:
-        """Put their numbers where they are held: beside the parameters, in the same type."""
+        """Write the constants to buffers, on the device and in the dtype of the parameters."""
         for name, numbers in self.constants().items():
-            held = self._buffers.get(name)
-            if held is not None and held.shape == numbers.shape and not held.is_meta:
-                held.copy_(numbers)
+            buffer = self._buffers.get(name)
+            if buffer is not None and buffer.shape == numbers.shape and not buffer.is_meta:
+                buffer.copy_(numbers)
                 continue
-            beside = next(self.parameters())
-            numbers = numbers.to(device=beside.device, dtype=beside.dtype)
+            parameter = next(self.parameters())
+            numbers = numbers.to(device=parameter.device, dtype=parameter.dtype)
             self.register_buffer(name, numbers, persistent=False)
 
 
@@ -88,12 +88,12 @@ LayerKind = Literal["encoder", "decoder", "cross"]
 
 @dataclass(frozen=True)
 class PositionSizes:
-    """Sizes of the relative positions of a layer, of which it reads those of its kind.
+    """Sizes of the relative positions of a layer; it reads those of its kind.
 
-    clip: the largest distance that Shaw's positions tell apart.
-    buckets: of distances, each with a learned bias for every head, see `headloom.Buckets`. A layer
-        of kind "decoder" has one for all keys after the query, any other as many for keys after it
-        as for keys before it.
+    clip: the largest distance that has its own embedding, of Shaw's positions.
+    buckets: number of buckets of distances, each with a learned bias for every head, see
+        `headloom.Buckets`. In a decoder all keys after the query share one bucket; other layers
+        use half of the buckets for them.
     max_distance: all keys farther away share the last bucket.
     rotary_base, rotary_scaling: of rotary positions, see `headloom.rotary`.
     """
@@ -107,13 +107,13 @@ class PositionSizes:
 
 @dataclass(frozen=True, eq=False)
 class HeadOutputs:
-    """What the heads of one attention call give, and what they gave it from.
+    """Outputs of the heads in one attention call, and the arguments of the call.
 
     output: (batch, heads, queries, value_depth), before W_O.
     queries, keys: (batch, heads, queries, depth) and (batch, kv_heads, keys, depth), as scored:
-    projected, and turned where positions are rotary.
+    projected, and rotated if positions are rotary.
     values: (batch, kv_heads, keys, value_depth).
-    mask, relative, softcap, sinks: as the call took them; scale: the factor on the scores.
+    mask, relative, softcap, sinks: arguments of the call; scale: the factor on the scores.
     """
 
     output: Tensor
@@ -129,10 +129,10 @@ class HeadOutputs:
 
 @dataclass(frozen=True, eq=False)
 class Observation(HeadOutputs):
-    """One attention call of a layer, as an observer sees it.
+    """One attention call of a layer, for an observer.
 
-    caught: the graph, or the dense weights, as the observer's `keep` asked.
-    grids: where queries and keys lie, if they are places of an image.
+    caught: the graph or the dense weights, by the observer's `keep`.
+    grids: the image grids of queries and keys, if they are patches of an image.
     """
 
     caught: AttentionGraph | Tensor
@@ -140,9 +140,9 @@ class Observation(HeadOutputs):
 
 
 class Observer(Protocol):
-    """Who watches."""
+    """Protocol of an attention observer."""
 
-    #: What is kept of each call.
+    #: What to keep of each call.
     keep: Keep
 
     def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
@@ -150,23 +150,23 @@ class Observer(Protocol):
 
 
 class Editor(Protocol):
-    """Who changes what comes out of heads."""
+    """Protocol of an editor of head outputs."""
 
     def __call__(self, layer: AttentionLayer, heads: HeadOutputs) -> Tensor:
-        """The output that the layer goes on with, of the shape of ``heads.output``."""
+        """Return the output for the layer to continue with, in the shape of ``heads.output``."""
 
 
 class AttentionLayer(nn.Module):
-    """A layer around the attention function; whatever asks a model for its attention finds it.
+    """Base class of attention layers; tracing a model finds its layers by this class.
 
     Args:
-        heads: of the queries.
-        kv_heads: of keys and values; divides heads.
-        kind: what the layer is in its model: "encoder", "decoder" or "cross".
-        relative: relative positions that enter its scores.
+        heads: number of query heads.
+        kv_heads: number of key/value heads; divides heads.
+        kind: role of the layer in its model: "encoder", "decoder" or "cross".
+        relative: kind of relative positions in its scores.
 
-    observer, editor: who watches it, and who changes its outputs.
-    grids: where its queries and its keys lie, if they are always the same places of an image.
+    observer, editor: None, or called in every attention call.
+    grids: the image grids of its queries and keys, if they are always the same.
     """
 
     def __init__(
@@ -180,13 +180,15 @@ class AttentionLayer(nn.Module):
         self.grids: tuple[Grid, Grid] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """What a copy takes along, also a pickled one: nobody watches it, or changes it."""
+        """Return the state for copies and pickles: without observer and editor."""
         return {**self.__dict__, "observer": None, "editor": None}
 
     @abstractmethod
     def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
-        """W_Q, W_K (heads, width, depth), W_V (heads, width, value_depth), W_O (heads, value_depth,
-        width); heads of a group share W_K and W_V. gradients: those of the loss by each, or 0.
+        """Return the learned matrices by name; in a group heads share W_K and W_V.
+
+        W_Q, W_K (heads, width, depth), W_V (heads, width, value_depth), W_O (heads, value_depth,
+        width). gradients: return the gradient of the loss by each instead, 0 if there is none.
         """
 
     def attend(
@@ -203,14 +205,14 @@ class AttentionLayer(nn.Module):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """The output of every head, seen by the observer and changed by the editor, if there are.
+        """Return the output of every head; call the observer and the editor, if there are any.
 
-        Args: as `headloom.attention`; grids: of this call, instead of the layer's own.
+        Arguments as in `headloom.attention`; grids: of this call, instead of the layer's own.
         Returns: (batch, heads, queries, value_depth).
         """
         observer, editor = self.observer, self.editor  # a trace in another thread may end here
         if dropout or observer is None:
-            # What is dropped, and rounded, is as where nobody observes.
+            # Dropout and rounding are the same with and without an observer.
             output = attention(
                 queries, keys, values, mask=mask, relative=relative, scale=scale, dropout=dropout,
                 softcap=softcap, sinks=sinks,
@@ -218,13 +220,13 @@ class AttentionLayer(nn.Module):
         factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
         call = queries, keys, values, read_mask(mask), factor, relative, softcap, sinks
         if observer is not None:
-            whole, caught = attend(
+            undropped, caught = attend(
                 queries, keys, values, mask=mask, relative=relative, scale=scale,
                 softcap=softcap, sinks=sinks, keep=observer.keep,
             )  # fmt: skip
-            output = output if dropout else whole
-            places = self.grids if grids is None else grids
-            observer(self, Observation(output, *call, caught, places))
+            output = output if dropout else undropped
+            grids = self.grids if grids is None else grids
+            observer(self, Observation(output, *call, caught, grids))
         if editor is not None:
             output = editor(self, HeadOutputs(output, *call))
         return output

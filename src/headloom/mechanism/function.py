@@ -1,6 +1,6 @@
-"""attention() and attend(): check the inputs, and run them by the first backend that serves them.
+"""attention() and attend(): check the inputs, and run the first backend that supports the call.
 
-A backend named by the caller serves the call or raises; nothing falls back in silence.
+A backend named by the caller computes the call or raises an error; there is no silent fallback.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from headloom.mechanism.scores import Score
 from headloom.mechanism.shapes import Output, in_words
 
 Backend = Literal["native", "triton", "torch"]
-#: The output, and what the call keeps: a graph, dense weights, or nothing.
+#: The output, and a graph, dense weights or None.
 Result = tuple[Output, AttentionGraph | Tensor | None]
 
 
 class Row(NamedTuple):
-    """One way to compute a call.
+    """A row of the table of backends.
 
-    why_not: why it does not serve a call, given the backend that was named, if one was.
-    run: computes a call that it serves. It may raise a BackendError where a compiler fails.
+    why_not: why it does not serve a call, None if it does; second argument: the named backend.
+    run: computes a call that it serves; raises a BackendError if a compiler fails.
     """
 
     name: Backend
@@ -43,13 +43,13 @@ class Row(NamedTuple):
 
 def _why_not_triton(call: AttentionCall, named: Backend | None) -> str | None:
     if isinstance(call.keep, All):
-        return "it never forms the dense weights that keep=All() asks for"
+        return "it never forms the dense weights, which keep=All() needs"
     if named is None and (call.keep is None or not call.queries.is_cuda):
-        return "torch's fused attention gives the output alone; it serves GPUs"
+        return "torch's fused attention computes the output alone; it serves GPUs"
     return triton.why_not_served(call)
 
 
-#: The first row that serves a call computes it; a named backend's rows alone, where one is named.
+#: The first row that serves a call computes it; a named backend restricts the rows to its own.
 BACKENDS = (
     Row("native", "graphs, along their edges", neighbours.why_not_served, neighbours.attend),
     Row(
@@ -64,7 +64,7 @@ BACKENDS = (
 
 
 def run(operation: str, call: AttentionCall, named: Backend | None) -> Result:
-    """Compute a call by the first backend that serves it; a BackendError where none does."""
+    """Compute a call by the first backend that serves it; raise a BackendError if none does."""
     if named is not None and (not isinstance(named, str) or named not in get_args(Backend)):
         raise InputError(
             f'{operation}: backend={in_words(named)}; expected "native", "triton", "torch" or None.'
@@ -78,7 +78,7 @@ def run(operation: str, call: AttentionCall, named: Backend | None) -> Result:
             continue
         try:
             return row.run(call)
-        except BackendError as error:  # of a compiler, which met this kind of call first
+        except BackendError as error:  # a compiler failed on this kind of call
             reason = str(error)
             if named is None:
                 warnings.warn(
@@ -88,7 +88,7 @@ def run(operation: str, call: AttentionCall, named: Backend | None) -> Result:
                 )
     raise BackendError(
         f'{operation}: backend="{named}" does not serve this call: {reason}. Use backend="torch", '
-        "or None for whichever serves it."
+        "or None to choose one that does."
     )
 
 
@@ -107,9 +107,9 @@ def attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: Backend | None = None,
-    **unknown: Never,
+    **_unknown: Never,
 ) -> Tensor:
-    """The attention output.
+    """Return the attention output.
 
         attention(Q, K, V) = softmax(Q K^T / sqrt(depth)) V
 
@@ -117,30 +117,31 @@ def attention(
         queries: (batch, heads, queries, depth); the batch may be left out everywhere.
         keys: (batch, kv_heads, keys, depth); kv_heads divides heads.
         values: (batch, kv_heads, keys, value_depth).
-        mask: who may look at whom: "causal", a `Mask`, or a bool tensor, True = may look.
-        is_causal: whether no query looks at a key after it, as ``mask="causal"``; with a mask,
-            both hide.
-        score: how queries and keys match; `ScaledDot()` if None.
+        mask: "causal", a `Mask`, or a bool tensor, True = the query sees the key.
+        is_causal: whether to hide keys after the query, as ``mask="causal"``; combined with mask by
+            intersection.
+        score: score function; `ScaledDot()` if None.
         relative: relative positions: `Shaw`, `ALiBi` or `Buckets`.
         bias: added to the scaled scores; broadcastable to (batch, heads, queries, keys).
-        scale: factor on the scores; if None the score's own, 1 / sqrt(depth) for `ScaledDot`.
+        scale: factor on the scores; None: the default of the score, 1 / sqrt(depth) for
+            `ScaledDot`.
         softcap: c: scores become c tanh(score / c), before bias and mask.
-        sinks: (heads,): one extra logit a head that takes mass and gives no value.
-        dropout: probability that a weight is set to 0 (the others grow to match).
-        backend: "torch", "native" (CPU), "triton" (CUDA), or None for the best that serves the
-            call.
+        sinks: (heads,): an extra logit for each head that takes mass and has no value.
+        dropout: probability that a weight is set to 0 (the others are scaled up).
+        backend: "torch", "native" (CPU), "triton" (CUDA), or None for the fastest that can compute
+            the call.
 
-    Returns: (batch, heads, queries, value_depth); 0 for a query that may look at no key.
-        Differentiable as often as asked, forward too, and under torch.func. In a program that
-        torch.compile makes it is an operator, without graph breaks, and differentiable once; an
-        exported program has torch's operations, and needs no headloom. A key or a value that
-        is NaN or infinite may make NaN of every query's row, also where a mask hides it: a weight
+    Returns: (batch, heads, queries, value_depth); 0 for a query without visible keys.
+        Differentiable any number of times, in forward mode too, and under torch.func. In a compiled
+        program (torch.compile) it is one operator, without graph breaks, and differentiable once;
+        an exported program has torch's operations and does not need headloom. A key or value
+        that is NaN or infinite may make every query's row NaN, even if a mask hides it: a weight
         of 0 times NaN is NaN, as in torch.
 
     Raises:
         ShapeError: the shapes do not fit together.
         InputError: an argument that cannot be used.
-        BackendError: the backend named does not serve this call.
+        BackendError: the named backend cannot compute this call.
     Source: Vaswani et al. 2017, equation 1.
 
     >>> import torch
@@ -153,27 +154,27 @@ def attention(
     tensor([[[1.0000],
              [0.3302]]])
     """
-    given = queries, keys, values
-    if unknown:
-        raise no_keyword("attention", next(iter(unknown)), _KEYWORDS, _ELSEWHERE)
+    inputs = queries, keys, values
+    if _unknown:
+        raise no_keyword("attention", next(iter(_unknown)), _KEYWORDS, _ELSEWHERE)
     if is_causal:
         mask = read_mask(mask, is_causal)
-    if has_torch_function(given):
-        # As torch's own functions do it: a mode, such as one that watches a model, sees the call.
+    if has_torch_function(inputs):
+        # As in torch's functions, so that a mode, such as one that traces a model, sees the call.
         return handle_torch_function(
-            attention, given, *given, mask=mask, score=score, relative=relative, bias=bias,
+            attention, inputs, *inputs, mask=mask, score=score, relative=relative, bias=bias,
             scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, backend=backend,
         )  # fmt: skip
-    check_tensors("attention", *given)
+    check_tensors("attention", *inputs)
     call = checked_call(
-        "attention", *given, mask=mask, score=score, relative=relative, bias=bias, scale=scale,
+        "attention", *inputs, mask=mask, score=score, relative=relative, bias=bias, scale=scale,
         softcap=softcap, sinks=sinks, dropout=dropout,
     )  # fmt: skip
     output, _ = run("attention", call, backend)
     return output if queries.ndim == 4 else output[0]
 
 
-#: Keywords of `attention`, and what other libraries call them.
+#: Keywords of `attention`, and their names in other libraries.
 _KEYWORDS = (
     "mask", "is_causal", "score", "relative", "bias", "scale", "softcap", "sinks", "dropout",
     "backend",
@@ -183,15 +184,15 @@ _ELSEWHERE = {
         ("return_weights", "need_weights", "return_attention", "output_attentions"),
         'headloom.attend(..., keep="all"), which returns the output and the weights',
     ),
-    "attn_mask": "mask= (of bool, True = may look) or bias= (of numbers)",
+    "attn_mask": "mask= (of bool, True = the query sees the key) or bias= (of numbers)",
     "key_padding_mask": "mask=headloom.padding(~key_padding_mask)",
     "dropout_p": "dropout=",
-    "enable_gqa": "it without: heads are found from the shapes",
+    "enable_gqa": "no argument: the shapes give the groups of heads",
 }
 
 
 class _Options(TypedDict, total=False):
-    """The keywords of attend() but `keep`, for the overloads below."""
+    """Keywords of attend() except `keep`, for the overloads below."""
 
     mask: MaskLike
     is_causal: bool
@@ -245,24 +246,23 @@ def attend(
     keep: KeepLike = 32,
     received: bool | LastQueries = False,
     backend: Backend | None = None,
-    **unknown: Never,
+    **_unknown: Never,
 ) -> tuple[Tensor, AttentionGraph | Tensor]:
-    """The attention output, and who attended to whom.
+    """Return the attention output, and its strongest edges or all weights.
 
-    Takes what `attention` takes, and:
+    It takes the arguments of `attention`, and two more:
 
-    Args:
-        keep: how many edges of each query the graph has, its strongest, ``Top(32)`` for short; or
-            "all", ``All()``, for the dense weights. Weights are those before dropout.
-        received: True: the graph's `received` and `received_most` say of each key the sum and the
-            largest of all weights on it, (heads, keys), exactly, from the same pass;
-            ``LastQueries(n)``: its `received_last` too, the sum over the last n queries (of the
-            tensor: padding counts). Differentiable as the rest, but for the largest.
+    keep: number of strongest edges that the graph keeps for each query, or ``Top(n)``; "all" or
+        ``All()`` for the dense weights. Weights are those before dropout.
+    received: True: the graph has `received` and `received_most`, the exact sum and maximum of all
+        weights on each key, (heads, keys), from the same pass; ``LastQueries(n)``: also
+        `received_last`, the sum over the last n queries of the tensor, padding included. All but
+        `received_most` are differentiable.
 
     Returns: the output, and
         with a number: an `AttentionGraph`, in memory linear in the length;
-        with "all": the weights, (batch, heads, queries, keys); rows sum to 1, or to 0 where
-        every key is hidden, less what sinks take.
+        with "all": the weights, (batch, heads, queries, keys); rows sum to 1 less the sink's mass,
+        or to 0 if every key is hidden.
 
     >>> import torch
     >>> tokens = torch.eye(3)[None]
@@ -272,33 +272,33 @@ def attend(
     >>> graph
     AttentionGraph(shape=(1, 3, 3), k=2, edges=6)
     >>> _, graph = attend(tokens, tokens, tokens, is_causal=True, received=True)
-    >>> graph.received[0].sum()                        # each of three queries gives a mass of 1
+    >>> graph.received[0].sum()                        # three queries with a mass of 1 each
     tensor(3.)
     """
-    given = queries, keys, values
-    if unknown:
+    inputs = queries, keys, values
+    if _unknown:
         raise no_keyword(
-            "attend", next(iter(unknown)), [*_KEYWORDS, "keep", "received"], _ELSEWHERE
+            "attend", next(iter(_unknown)), [*_KEYWORDS, "keep", "received"], _ELSEWHERE
         )
     if is_causal:
         mask = read_mask(mask, is_causal)
     keep = as_keep("attend", keep)
-    if has_torch_function(given):
-        whole: Callable[..., tuple[Tensor, AttentionGraph | Tensor]] = attend
+    if has_torch_function(inputs):
+        function: Callable[..., tuple[Tensor, AttentionGraph | Tensor]] = attend
         return handle_torch_function(
-            whole, given, *given, mask=mask, score=score, relative=relative, bias=bias,
+            function, inputs, *inputs, mask=mask, score=score, relative=relative, bias=bias,
             scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, keep=keep,
             received=received, backend=backend,
         )  # fmt: skip
-    check_tensors("attend", *given)
+    check_tensors("attend", *inputs)
     last = None if received is False else last_queries(received, "attend")
     if last is not None and isinstance(keep, All):
         raise InputError(
-            "attend: keep=All() gives the dense weights and no graph; received= is for "
-            "keep=Top(k). Their column sums are weights.sum(-2)."
+            "attend: keep=All() gives the dense weights and no graph; received= needs "
+            "keep=Top(k). The column sums of the weights are weights.sum(-2)."
         )
     call = checked_call(
-        "attend", *given, mask=mask, score=score, relative=relative, bias=bias, scale=scale,
+        "attend", *inputs, mask=mask, score=score, relative=relative, bias=bias, scale=scale,
         softcap=softcap, sinks=sinks, dropout=dropout, keep=keep, received=last,
     )  # fmt: skip
     output, kept = run("attend", call, backend)

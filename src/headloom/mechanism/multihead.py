@@ -33,51 +33,49 @@ from headloom.mechanism.shapes import chosen, describe, finite_number, in_words,
 
 WeightsKind = Literal["learned", "uniform"]
 
-#: Tensors of torch.nn.MultiheadAttention that are ours by another name.
+#: Names of tensors in torch.nn.MultiheadAttention, and ours.
 _NAMES = {f"{x}_proj_weight": f"w_{x}.weight" for x in "qkv"}
 _NAMES |= {f"out_proj.{kind}": f"w_o.{kind}" for kind in ("weight", "bias")}
-#: Keywords of a call, and what torch.nn.MultiheadAttention calls them.
+#: Keywords of a call, and their names in torch.nn.MultiheadAttention.
 _KEYWORDS = ("mask", "is_causal", "need_weights", "average_attn_weights", "cache")
 _ELSEWHERE = {
-    "attn_mask": "mask=~attn_mask, which says True where one may look",
+    "attn_mask": "mask=~attn_mask, where True = the query sees the key",
     "key_padding_mask": "mask=headloom.padding(~key_padding_mask)",
 }
 
 
 class MultiHeadAttention(AttentionLayer, WithConstants):
-    """Multi-head attention for self, encoder-decoder and grouped-query use.
+    """Multi-head attention for self-, cross- and grouped-query attention.
 
     Args:
-        width: of the input and of the output.
-        heads: of the queries.
-        embed_dim, num_heads: torch's names of width and heads; batch_first: True alone.
-        kv_heads: of keys and values; divides heads. None: as many as heads.
-        depth: of a head's queries and keys. None: width / heads.
-        bias: whether the four projections have one.
+        width: width of the input and of the output.
+        heads: number of query heads.
+        embed_dim, num_heads: torch's names of width and heads; batch_first: must be True.
+        kv_heads: number of key/value heads; divides heads. None: as many as heads.
+        depth: depth of a head's queries and keys. None: width / heads.
+        bias: whether the four projections have a bias.
         dropout: probability that a weight is set to 0 in training.
-        relative: relative positions: "none", "shaw" (of keys and values), "shaw-keys" (of keys
-            alone), "alibi", "buckets" (T5's) or "rotary".
+        relative: relative positions: "none", "shaw" (for keys and values), "shaw-keys" (for keys
+            only), "alibi", "buckets" (T5's) or "rotary".
         positions: sizes of the relative positions.
-        source_width: width of what keys and values are made from. None: width.
-        kind: what the layer is in its model: "encoder", "decoder" or "cross".
+        source_width: width of the input of keys and values. None: width.
+        kind: role of the layer in its model: "encoder", "decoder" or "cross".
         softcap: bounds the scores, softcap tanh(s / softcap), before the mask; None: no bound.
-        sinks: whether each head has a learned sink: a key without a value, whose score is one
-            number, that takes a part of every row's weight (`headloom.attention`).
-        query_key_norm: whether the queries and the keys of each head are divided by the root of
-            their mean square, and multiplied by learned numbers, one for each of the depth,
-            before positions turn them.
-        weights: "learned"; or "uniform", the baseline of attention that chooses nothing: scores
-            are multiplied by 0, so that each query weighs the keys that it may look at alike,
-            and W_Q and W_K have no effect.
+        sinks: whether each head has a learned sink: a logit that takes a part of every row's mass
+            and has no value (`headloom.attention`).
+        query_key_norm: whether the queries and keys of each head go through RMSNorm, with learned
+            factors for the depth, before rotary positions.
+        weights: "learned"; or "uniform", a baseline: scores are multiplied by 0, so that each query
+            gives equal weights to its visible keys, and W_Q and W_K have no effect.
 
     ``load_state_dict`` takes the state dict of a `torch.nn.MultiheadAttention` too.
 
     W_Q of head i is rows ``i * depth`` to ``(i + 1) * depth`` of ``w_q.weight`` (torch's linear
-    layers hold the transpose: projected = x W^T).
+    layers store the transpose: projected = x W^T).
 
-    Whatever the positions, products are divided by sqrt(depth) before a bias is added. T5 does not
-    divide: a layer with its matrices needs W_Q times sqrt(depth), and the table as it is. T5's
-    layers share one table; each layer here has its own, `bucket_table`, (buckets, heads).
+    With all relative positions, products are divided by sqrt(depth) before a bias is added. T5 does
+    not divide: with its matrices, multiply W_Q by sqrt(depth) and keep the table. T5's layers share
+    one table; here each layer has its own `bucket_table`, (buckets, heads).
 
     Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped queries); Gemma Team
     2024 (soft caps); OpenAI 2025, gpt-oss (learned sinks); Dehghani et al. 2023 (norms of queries
@@ -88,9 +86,9 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
     w_k: nn.Linear
     w_v: nn.Linear
     w_o: nn.Linear
-    #: How the four projections multiply; models may set kernels of theirs.
+    #: Function of the four projections; models may set their own kernels.
     linear_maps: LinearMaps
-    #: Of ALiBi, where the layer has it.
+    #: Slopes of ALiBi, if the layer has it.
     slopes: Tensor
 
     def __init__(
@@ -118,15 +116,15 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         width, heads = embed_dim if width is None else width, num_heads if heads is None else heads
         if not batch_first:
             raise InputError(
-                f"{name}: batch_first={batch_first}; expected True: it takes and gives (batch, "
-                "positions, width). Transpose what comes otherwise, x.transpose(0, 1)."
+                f"{name}: batch_first={batch_first}; expected True: inputs and outputs are (batch, "
+                "positions, width). Transpose others, as in x.transpose(0, 1)."
             )
         width, heads = whole_number(name, "width", width, 1), whole_number(name, "heads", heads, 1)
         kv_heads = heads if kv_heads is None else whole_number(name, "kv_heads", kv_heads, 1)
         if heads % kv_heads:
             raise InputError(
-                f"{name}: {heads} heads over {kv_heads} heads of keys and values; the second "
-                "number must divide the first."
+                f"{name}: {heads} query heads, {kv_heads} key/value heads; the second number must "
+                "divide the first."
             )
         if depth is None and width % heads:
             raise InputError(
@@ -137,8 +135,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         source_width = width if source_width is None else source_width
         chosen(name, "kind", kind, get_args(LayerKind))
         chosen(name, "relative", relative, get_args(RelativeKind))
-        acts = relative != "none" or softcap is not None or sinks or query_key_norm
-        if weights not in ("learned", "uniform") or (weights == "uniform" and acts):
+        has_rules = relative != "none" or softcap is not None or sinks or query_key_norm
+        if weights not in ("learned", "uniform") or (weights == "uniform" and has_rules):
             raise InputError(
                 f"{name}: weights={in_words(weights)}, relative={in_words(relative)}; expected "
                 '"learned", or "uniform" without relative positions, a softcap, sinks or norms, '
@@ -172,7 +170,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw W_Q, W_K, W_V, W_O at random (Glorot and Bengio 2010), the biases as 0."""
+        """Initialise W_Q, W_K, W_V, W_O (Glorot and Bengio 2010), the biases to 0."""
         for linear in (self.w_q, self.w_k, self.w_v, self.w_o):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -182,7 +180,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 norm.reset_parameters()
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
-        self.hold_constants()  # not drawn, but memory may be new
+        self.hold_constants()  # not random, but the memory may be new
         for table in (getattr(self, "key_table", None), self.value_table):
             if table is not None:
                 nn.init.normal_(table, std=1 / math.sqrt(self.depth))
@@ -193,7 +191,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         return {"slopes": alibi_slopes(self.heads)} if self.relative == "alibi" else {}
 
     def extra_repr(self) -> str:
-        """What print(model) says of this layer."""
+        """Return the arguments that print(model) shows."""
         return f"kind={self.kind}, heads={self.heads}, depth={self.depth}, relative={self.relative}"
 
     def forward(
@@ -207,37 +205,37 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         need_weights: bool = False,
         average_attn_weights: bool = True,
         cache: KeyValueCache | None = None,
-        **unknown: Never,
+        **_unknown: Never,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Project, attend, project back.
 
         Args:
             queries_from: (batch, queries, width).
             keys_from: (batch, keys, source_width); None: self-attention.
-            values_from: likewise; None: as keys_from.
-            mask, is_causal: as in `headloom.attention`. After keys of a cache the first query is at
-                position ``cache.length``: "causal" and is_causal know it, a mask does not,
-                ``causal(offset=cache.length)``.
-            need_weights: whether to return the weights too, as they are before dropout.
-            average_attn_weights: their mean over heads; False: those of every head.
-            cache: keys and values of earlier calls. In self-attention the new ones are appended;
-                otherwise a full cache is used as it is and keys_from is not looked at.
+            values_from: (batch, keys, source_width); None: the same as keys_from.
+            mask: as in `headloom.attention`. With a cache the first query is at ``cache.length``:
+                use ``causal(offset=cache.length)``; "causal" and is_causal do so themselves.
+            is_causal: as in `headloom.attention`.
+            need_weights: whether to return the weights before dropout too.
+            average_attn_weights: whether these are averaged over heads.
+            cache: keys and values of earlier calls. Self-attention appends the new ones; otherwise
+                keys_from is not read if the cache is filled.
 
         Returns: (batch, queries, width); with need_weights also (batch, queries, keys), or (batch,
             heads, queries, keys).
         Raises: InputError, ShapeError: inputs that do not fit, or a window that ends before the
             positions of the queries.
         """
-        if unknown:
-            raise no_keyword("MultiHeadAttention", next(iter(unknown)), _KEYWORDS, _ELSEWHERE)
+        if _unknown:
+            raise no_keyword("MultiHeadAttention", next(iter(_unknown)), _KEYWORDS, _ELSEWHERE)
         self_attention = keys_from is None
         self._check("queries_from", queries_from, self.width)
         keys_from = queries_from if keys_from is None else keys_from
         values_from = keys_from if values_from is None else values_from
-        # The position of the first query among the keys: they follow what the cache holds.
+        # The position of the first query: new positions follow those in the cache.
         offset = cache.length if cache is not None and self_attention else 0
         mask = read_mask(mask, is_causal, offset)
-        # (A window that ends just before each query is one that may be meant.)
+        # (A window that ends just before each query may be intended.)
         if offset > 1 and mask is not None and ends_before(mask, offset - 1):
             raise InputError(
                 f"MultiHeadAttention: the cache holds {offset} positions, and the mask hides the "
@@ -253,7 +251,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             queries, keys, values = self._project(queries_from, keys_from, values_from)
             keys = self.turned(keys, offset)
             if cache is not None:
-                # An observer holds on to what it is shown.
+                # An observer may keep the tensors.
                 keys, values = cache.append(keys, values, kept=self.observer is not None)
         queries, relative = self.turned(queries, offset), self.relative_positions(offset)
         output = self.attend(
@@ -270,7 +268,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         return joined, weights.mean(1) if average_attn_weights else weights
 
     def turned(self, vectors: Tensor, offset: int = 0) -> Tensor:
-        """Queries or keys turned by their positions, `headloom.rotary`; as they are without these.
+        """Rotate queries or keys by `headloom.rotary`; without rotary positions return them as is.
 
         vectors: (..., positions, depth), the first at position ``offset``.
         """
@@ -279,7 +277,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         return rotary(vectors, offset, self.rotary_base, scaling=self.rotary_scaling)
 
     def _check(self, name: str, tensor: Tensor, width: int) -> None:
-        """Raise where an input is no (batch, positions, width)."""
+        """Raise a ShapeError unless an input is (batch, positions, width)."""
         if tensor.ndim != 3 or tensor.shape[2] != width:
             raise ShapeError(
                 f"MultiHeadAttention: {name} is {describe(tensor)}; expected (batch, positions, "
@@ -289,7 +287,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
     def _project(
         self, queries_from: Tensor, keys_from: Tensor, values_from: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, by head; an input that several come from is read once."""
+        """Return queries, keys and values by head; a shared input is projected in one step."""
         maps = [self.w_q, self.w_k, self.w_v]
         if queries_from is keys_from is values_from:
             queries, keys, values = self.linear_maps(queries_from, maps)
@@ -309,7 +307,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         )
 
     def relative_positions(self, offset: int = 0) -> Relative | None:
-        """What enters the scores besides products, as `headloom.attention` takes it; None: nothing.
+        """Return the `relative` argument of `headloom.attention`; None: no such positions.
 
         offset: the position of the first query.
         """
@@ -318,42 +316,37 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         if self.relative == "alibi":
             return ALiBi(self.slopes, offset)
         if self.relative == "buckets":
-            ahead = self.kind != "decoder"
-            return Buckets(self.bucket_table, ahead, self.max_distance, offset)
+            bidirectional = self.kind != "decoder"
+            return Buckets(self.bucket_table, bidirectional, self.max_distance, offset)
         return None
 
     def _split(self, projected: Tensor, heads: int, norm: nn.RMSNorm | None = None) -> Tensor:
-        """(batch, positions, heads * depth) -> (batch, heads, positions, depth), normalised."""
+        """Split (batch, positions, heads * depth) into (batch, heads, positions, depth)."""
         batch, positions, _ = projected.shape
         by_head = projected.view(batch, positions, heads, self.depth).transpose(1, 2)
         return by_head if norm is None else norm(by_head)
 
     def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
-        """W_Q, W_K, W_V (heads, width, depth) and W_O (heads, depth, width), as the paper has them.
 
-        Heads of a group share W_K and W_V.
-        gradients: those of the loss by each, instead; 0 where there is none.
-        """
-
-        def of(linear: nn.Linear) -> Tensor:
+        def matrix_of(linear: nn.Linear) -> Tensor:
             matrix = linear.weight.grad if gradients else linear.weight
             return torch.zeros_like(linear.weight) if matrix is None else matrix
 
         def by_head(linear: nn.Linear, heads: int) -> Tensor:
-            matrices = of(linear).view(heads, self.depth, -1).transpose(1, 2)
+            matrices = matrix_of(linear).view(heads, self.depth, -1).transpose(1, 2)
             return matrices.repeat_interleave(self.heads // heads, 0)
 
         return {
             "W_Q": by_head(self.w_q, self.heads),
             "W_K": by_head(self.w_k, self.kv_heads),
             "W_V": by_head(self.w_v, self.kv_heads),
-            "W_O": of(self.w_o).view(-1, self.heads, self.depth).permute(1, 2, 0),
+            "W_O": matrix_of(self.w_o).view(-1, self.heads, self.depth).permute(1, 2, 0),
         }
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *others: object
     ) -> None:
-        """Load by our names, or by those of torch.nn.MultiheadAttention."""
+        """Load by our names or by those of torch.nn.MultiheadAttention."""
         for kind in ("weight", "bias"):
             if prefix + f"in_proj_{kind}" in state_dict:
                 parts = state_dict.pop(prefix + f"in_proj_{kind}").chunk(3)
@@ -367,11 +360,10 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
-        """A layer with the weights of a torch.nn.MultiheadAttention.
+        """Make a layer with the weights of a torch.nn.MultiheadAttention.
 
-        Its outputs are equal, and always batch first: (batch, positions, width). A module with
-        batch_first=False, as torch has it, takes and gives (positions, batch, width): transpose
-        both, as below.
+        The outputs are equal, and always batch first: (batch, positions, width). For a module with
+        batch_first=False, torch's default, transpose inputs and outputs, as below.
 
         >>> theirs = nn.MultiheadAttention(8, 2)
         >>> ours = MultiHeadAttention.from_torch(theirs)
@@ -380,13 +372,12 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         >>> torch.allclose(output, theirs(x, x, x)[0], atol=1e-5)
         True
 
-        Raises: InputError: a module that adds keys, or whose keys and values come from
-            different widths.
+        Raises: InputError: a module that adds keys, or with different widths of keys and values.
         """
         if module.bias_k is not None or module.add_zero_attn or module.kdim != module.vdim:
             raise InputError(
                 "from_torch: headloom's layer has no learned or zero key (add_bias_kv, "
-                "add_zero_attn), and takes keys and values from one width (kdim, vdim)."
+                "add_zero_attn), and keys and values have the same input width (kdim, vdim)."
             )
         layer = cls(
             module.embed_dim,

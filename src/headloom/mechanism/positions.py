@@ -1,10 +1,10 @@
-"""Positions: how attention learns the order of tokens.
+"""Position encodings, which give attention the order of tokens.
 
-Absolute positions (sinusoidal, learned) are added to the embeddings, relative positions (Shaw,
-ALiBi, buckets) enter the scores. Those that turn queries and keys are in headloom.mechanism.rotary.
+Absolute positions (sinusoidal, learned) are added to the embeddings; relative positions (Shaw,
+ALiBi, buckets) are added to the scores. Rotary positions are in headloom.mechanism.rotary.
 
-A query's position is its row plus ``offset``: 0 where queries and keys begin together,
-``keys - queries`` where the queries are the last ones, as with a cache.
+A query's position is its row plus ``offset``: 0 if queries and keys start together,
+``keys - queries`` if the queries are the last positions, as with a cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headloom.mechanism.shapes import describe, finite_number, real_tensor, whol
 
 
 def distances(rows: range, keys: int, offset: int, device: torch.device) -> Tensor:
-    """The distance ``j - (i + offset)`` from each query to each key, (rows, keys)."""
+    """Return the distance ``j - (i + offset)`` from each query to each key, (rows, keys)."""
     position = torch.arange(rows.start, rows.stop, device=device) + offset
     return torch.arange(keys, device=device)[None, :] - position[:, None]
 
@@ -36,71 +36,71 @@ class DistanceTables(NamedTuple):
 
 
 class Relative(ABC):
-    """Relative positions as `headloom.attention` takes them: what they add to scores and output.
+    """Relative positions for `headloom.attention`: terms added to the scores and the output.
 
-    A new kind is a frozen dataclass with an `offset`. One whose scores take a bias by distance
-    derives from `DistanceBias` and says the bias of a distance; the kernels, the weight matrix and
-    traces then know it. Any other overrides what it adds.
+    A new kind is a frozen dataclass with an `offset`. A bias by distance derives from
+    `DistanceBias` and defines `bias_of`; kernels, the weight matrix and traces then support it. Any
+    other kind overrides the terms that it adds.
     """
 
     offset: int
 
     def __post_init__(self) -> None:
         offset = whole_number(type(self).__name__, "offset", self.offset)
-        object.__setattr__(self, "offset", offset)  # NumPy's whole numbers become Python's
+        object.__setattr__(self, "offset", offset)  # as a Python int
 
     def check(self, heads: int, depth: int, value_depth: int) -> None:  # noqa: B027
-        """Raise a ShapeError where the tables do not fit a call of these sizes."""
+        """Raise a ShapeError if the tables do not fit a call of these sizes."""
 
     def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor | None:
-        """What is added to the raw scores and scaled with them.
+        """Return the term added to the raw scores, before the scale.
 
         queries: (batch, heads, rows, depth). Returns: (batch, heads, rows, keys), or None.
         """
         return None
 
     def bias(self, rows: range, keys: int, device: torch.device) -> Tensor | None:
-        """What is added to the scaled scores, (heads or 1, rows, keys), or None."""
+        """Return the term added to the scaled scores, (heads or 1, rows, keys), or None."""
         return None
 
     def value_output(self, weights: Tensor, rows: range) -> Tensor | None:
-        """What is added to the output.
+        """Return the term added to the output.
 
         weights: (batch, heads, rows, keys). Returns: (batch, heads, rows, value_depth), or None.
         """
         return None
 
-    #: Whether a bias by distance is all they add: `by_distance` then gives it.
+    #: Whether a bias by distance, `by_distance`, is the only term.
     only_bias: ClassVar[bool] = False
 
     def by_distance(self, queries: int, keys: int) -> ByDistance | None:
-        """All they add, as a bias for each distance; None: it depends on more than the distance."""
+        """Return all terms as a bias for each distance; None: they depend on more."""
         return None
 
     def tables(self) -> DistanceTables | None:
-        """All they add, as embeddings of distances; None: it is something else."""
+        """Return all terms as embeddings of distances; None: they are of another kind."""
         return None
 
     def in_scores(self) -> Relative:
-        """What of them enters the scores, for an `AttentionMatrix`."""
+        """Return the positions without the term of the output, for an `AttentionMatrix`."""
         if self.only_bias:
             return self
-        raise InputError(f"{type(self).__name__}: it has no in_scores, which a matrix asks for.")
+        raise InputError(f"{type(self).__name__}: it has no in_scores, which a matrix needs.")
 
     def moved(self, by: int) -> Self:
-        """The same for queries whose positions are so many higher."""
+        """Return the positions of queries that are `by` positions later."""
         return changed(self, offset=self.offset + by)
 
     def of_head(self, head: int, heads: int) -> Relative:
-        """Those of one of so many heads, for a call of that head alone."""
-        raise InputError(f"{type(self).__name__}: it has no of_head, which a matrix asks for.")
+        """Return the positions of one of `heads` heads, for a call with this head only."""
+        raise InputError(f"{type(self).__name__}: it has no of_head, which a matrix needs.")
 
 
 class DistanceBias(Relative):
-    """Relative positions that add a bias to the scores, which the distance alone decides.
+    """Relative positions that add a bias to the scores, which depends only on the distance.
 
-    looked_up: whether every bias is one of the numbers of a table, and none is made of a number and
-        the distance, which multiplies the number's gradient.
+    looked_up: whether every bias is an entry of a table; otherwise it is a parameter times the
+        distance, which also multiplies the gradient.
     """
 
     only_bias = True
@@ -108,13 +108,13 @@ class DistanceBias(Relative):
 
     @abstractmethod
     def bias_of(self, distance: Tensor) -> Tensor:
-        """The bias of distances ``j - i``, integers (...); (heads or 1, ...)."""
+        """Return the bias of distances ``j - i``, integers (...): (heads or 1, ...)."""
 
     def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
         return self.bias_of(distances(rows, keys, self.offset, device))
 
     def by_distance(self, queries: int, keys: int) -> ByDistance:
-        # In the order of the keys, the last query sees distances from 1 - queries on.
+        # In the order of the keys, the distances of the last query start at 1 - queries.
         distance = torch.arange(1 - queries, max(keys, 1 - queries)) - self.offset
         return ByDistance(self.bias_of(distance), queries - 1)
 
@@ -124,7 +124,7 @@ class DistanceBias(Relative):
 
 @dataclass(frozen=True, eq=False)
 class _BiasOfHead(DistanceBias):
-    """The bias of one head among those of a call."""
+    """Bias of one head."""
 
     relative: DistanceBias
     head: int
@@ -137,7 +137,7 @@ class _BiasOfHead(DistanceBias):
 
 @dataclass(frozen=True, eq=False)
 class ByDistance(DistanceBias):
-    """A bias for each distance: ``values[:, zero + j - i - offset]``; (heads or 1, distances)."""
+    """Bias for each distance: ``values[:, zero + j - i - offset]``; (heads or 1, distances)."""
 
     looked_up: ClassVar[bool] = True
 
@@ -149,12 +149,12 @@ class ByDistance(DistanceBias):
         return self.values.to(distance.device)[:, distance + self.zero]
 
     def transposed(self) -> ByDistance:
-        """The bias of (j, i) for (i, j), of a call whose distances are those of the values."""
+        """Return the bias of (j, i) for (i, j); the call has all distances of the values."""
         return ByDistance(self.values.flip(1), self.values.shape[1] - 1 - self.zero, -self.offset)
 
 
 def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
-    """Sinusoidal positions, to be added to the embeddings.
+    """Return sinusoidal positions, to be added to the embeddings.
 
         PE(position, 2i)     = sin(position / base^(2i / width))
         PE(position, 2i + 1) = cos(position / base^(2i / width))
@@ -173,8 +173,8 @@ def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
         raise InputError(f"sinusoidal: base={base:g}; expected a number above 0, as 10,000.")
     if width % 2:
         raise InputError(
-            f"sinusoidal: width {width} is odd; sines and cosines come in "
-            "pairs. Choose an even width, or no positions."
+            f"sinusoidal: width {width} is odd; sines and cosines come in pairs. Choose an even "
+            "width, or no positions."
         )
     position = torch.arange(length, dtype=torch.float64)[:, None]
     frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
@@ -183,10 +183,10 @@ def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """The slopes of ALiBi, one a head: a geometric series from 2^(-8 / heads).
+    """Return the slopes of ALiBi, one for each head: a geometric series from 2^(-8 / heads).
 
-    Where the number of heads is no power of two, the series of the next smaller power is
-    completed by every other term of the series of the next larger one.
+    If the number of heads is no power of two, the series of the next smaller power is completed by
+    every other term of the series of the next larger one.
 
     Returns: (heads,).
     Source: Press et al. 2022, section 3.
@@ -204,16 +204,16 @@ def alibi_slopes(heads: int) -> Tensor:
 def bucket_of_distance(
     distance: Tensor, buckets: int, max_distance: int, bidirectional: bool
 ) -> Tensor:
-    """The bucket of a distance: one each for near keys, logarithmic for far ones.
+    """Return the bucket of a distance: one for each small distance, logarithmic for large ones.
 
     Args:
         distance: j - i, any shape, integers.
-        buckets: how many there are.
+        buckets: number of buckets.
         max_distance: all keys farther away share the last bucket.
-        bidirectional: whether keys after the query have buckets of their own (the upper half);
+        bidirectional: whether keys after the query have their own buckets (the upper half);
             otherwise they share bucket 0.
 
-    Raises: InputError: too few buckets, or a max_distance that has a bucket of its own.
+    Raises: InputError: too few buckets, or a max_distance that is too small for them.
     Source: Raffel et al. 2020, section 2.1.
 
     >>> bucket_of_distance(torch.tensor([-200, -9, -1, 0, 1, 9]), 32, 128, True)
@@ -234,7 +234,7 @@ def bucket_of_distance(
 
 
 def check_buckets(operation: str, buckets: int, max_distance: int, *, bidirectional: bool) -> None:
-    """Raise an InputError where some distances would have no bucket."""
+    """Raise an InputError if some distances would have no bucket."""
     whole_number(operation, "buckets", buckets, 0)
     whole_number(operation, "max_distance", max_distance, 1)
     exact = (buckets // 2 if bidirectional else buckets) // 2
@@ -248,16 +248,16 @@ def check_buckets(operation: str, buckets: int, max_distance: int, *, bidirectio
 
 @dataclass(frozen=True, eq=False)
 class Shaw(Relative):
-    """Relative positions learned for keys and for values.
+    """Learned relative positions for keys and values.
 
         e_ij = q_i . (k_j + a^K_{clip(j - i)}) / sqrt(depth)
         z_i  = sum_j w_ij (v_j + a^V_{clip(j - i)})
 
-    with distances clipped to [-clip, clip]. Never a (queries, keys, depth) tensor: each query
-    takes 2 clip + 1 dot products with the table, each row of weights is summed by distance first.
+    with distances clipped to [-clip, clip]. No (queries, keys, depth) tensor is formed: each query
+    has 2 clip + 1 dot products with the table; each row of weights is first summed by distance.
 
     key_table: a^K, (2 clip + 1, depth) or (heads, 2 clip + 1, depth); row 0 is distance -clip.
-    value_table: a^V, likewise with the values' depth, or None.
+    value_table: a^V, the same with the values' depth, or None.
     Source: Shaw et al. 2018, equations 3 to 5.
     """
 
@@ -267,7 +267,7 @@ class Shaw(Relative):
 
     @property
     def clip(self) -> int:
-        """The largest distance with an embedding of its own."""
+        """Largest distance with its own embedding."""
         return (self.key_table.shape[-2] - 1) // 2
 
     def check(self, heads: int, depth: int, value_depth: int) -> None:
@@ -292,29 +292,25 @@ class Shaw(Relative):
         return DistanceTables(self.key_table, self.value_table)
 
     def in_scores(self) -> Shaw:
-        """Without the values' table: see Relative.in_scores."""
         return changed(self, value_table=None)
 
     def of_head(self, head: int, heads: int) -> Shaw:
-
-        def own(table: Tensor) -> Tensor:
+        def select(table: Tensor) -> Tensor:
             return table[head, None] if table.ndim == 3 and len(table) > 1 else table
 
-        values = None if self.value_table is None else own(self.value_table)
-        return Shaw(own(self.key_table), values, self.offset)
+        values = None if self.value_table is None else select(self.value_table)
+        return Shaw(select(self.key_table), values, self.offset)
 
     def _rows_of_table(self, rows: range, keys: int, device: torch.device) -> Tensor:
         clipped = distances(rows, keys, self.offset, device).clamp(-self.clip, self.clip)
         return clipped + self.clip
 
     def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor:
-        """``q_i . a^K_{clip(j - i)}``, see Relative.key_scores."""
         by_distance = queries @ self.key_table.to(queries.dtype).transpose(-2, -1)
         index = self._rows_of_table(rows, keys, queries.device)
         return by_distance.gather(-1, index.expand(*queries.shape[:2], *index.shape))
 
     def value_output(self, weights: Tensor, rows: range) -> Tensor | None:
-        """``sum_j w_ij a^V_{clip(j - i)}``, see Relative.value_output."""
         if self.value_table is None:
             return None
         index = self._rows_of_table(rows, weights.shape[-1], weights.device)
@@ -325,10 +321,10 @@ class Shaw(Relative):
 
 @dataclass(frozen=True, eq=False)
 class ALiBi(DistanceBias):
-    """Scores fall linearly with the distance: ``bias_ij = -slope |j - i|``, one slope a head.
+    """Bias that falls linearly with the distance: ``bias_ij = -slope |j - i|``.
 
     slopes: (heads,), see `alibi_slopes`.
-    Source: Press et al. 2022; symmetric about the query where keys after it may be seen.
+    Source: Press et al. 2022; symmetric about the query if later keys are visible.
     """
 
     slopes: Tensor
@@ -344,13 +340,13 @@ class ALiBi(DistanceBias):
     def bias_of(self, distance: Tensor) -> Tensor:
         slopes = self.slopes.to(distance.device)
         if slopes.dtype in (torch.float16, torch.bfloat16):
-            slopes = slopes.float()  # their products with distances are no numbers of 8 bits
+            slopes = slopes.float()  # products with distances need more digits
         return slopes.reshape(-1, *(1,) * distance.ndim) * -distance.abs()
 
 
 @dataclass(frozen=True, eq=False)
 class Buckets(DistanceBias):
-    """A learned bias for each bucket of distances, one a head (T5).
+    """Learned bias for each bucket of distances and each head (T5).
 
     table: (buckets, heads); see `bucket_of_distance`.
     Source: Raffel et al. 2020, section 2.1.

@@ -1,8 +1,8 @@
-"""Rotary positions: queries and keys are turned, so that their product knows the distance.
+"""Rotary positions: queries and keys are rotated, so that their product depends on the distance.
 
-A model that learned from short texts reads longer ones where its turns are slowed down:
-`RotaryScaling` has the four ways in use. Where the kernels serve, they turn in one pass over
-memory; see native/passes.h.
+A model trained on short texts can read longer ones if the rotations are slowed down:
+`RotaryScaling` has four common ways. If the kernels support the tensor, they rotate it in one pass
+over memory; see native/passes.h.
 """
 
 from __future__ import annotations
@@ -30,36 +30,34 @@ from headloom.mechanism.shapes import (
 )
 
 ScalingKind = Literal["linear", "ntk", "llama3", "yarn"]
-#: How often a pair turns within the original length: (below which it is slowed down by the whole
-#: factor, above which not at all), where nobody says otherwise.
+#: Default `slow` and `fast` of `RotaryScaling`, in turns of a pair within the original length.
 _TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
 
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How the turns of rotary positions are slowed down, for texts longer than those learned from.
+    """Slower rotary positions, for texts longer than in training.
 
-    theta_i is the angle by which pair i turns from one position to the next, s the factor, L the
-    original length, turns_i = L theta_i / (2 pi) how often the pair turns within it:
+    theta_i is the angle of pair i from one position to the next, s the factor, L the original
+    length, turns_i = L theta_i / (2 pi) the number of turns of the pair within L. New angles:
 
         linear    theta_i / s
-        ntk       those of the base  base s^(depth / (depth - 2)): the last pair is slowed down by
-                  s, the first not at all
+        ntk       theta_i of the base  base s^(depth / (depth - 2)): the last pair is slowed down
+                  by s, the first not at all
         llama3    (1 - g) theta_i / s + g theta_i,  g = (turns_i - slow) / (fast - slow), in [0, 1]
-        yarn      the same, but g falls evenly from 1 to 0 over the pairs between the one with
+        yarn      the same, but g falls linearly from 1 to 0 over the pairs between the one with
                   ``fast`` turns and the one with ``slow`` turns, and queries and keys are
-                  multiplied by the temperature, 0.1 ln(s) + 1 where it is not given
+                  multiplied by the temperature, by default 0.1 ln(s) + 1
 
     Args:
-        kind: which of the four.
-        factor: s, how many times longer texts are; 1 or more.
-        original_length: L, of "llama3" and "yarn": the length that the model was trained at.
-        slow: of "llama3" and "yarn": pairs with fewer turns are slowed down by s. None: 1.
-        fast: of "llama3" and "yarn": pairs with more turns stay. None: 4, of "yarn" 32.
-        temperature: of "yarn": what queries and keys are multiplied by, each.
+        kind: "linear", "ntk", "llama3" or "yarn".
+        factor: s, the ratio of the new length to the original one; 1 or more.
+        original_length: L, for "llama3" and "yarn": the length used in training.
+        slow: for "llama3" and "yarn": pairs with fewer turns are slowed down by s. None: 1.
+        fast: for "llama3" and "yarn": pairs with more turns stay. None: 4, for "yarn" 32.
+        temperature: for "yarn": factor on queries and on keys.
 
-    Raises: InputError: a kind that is none of these, a number out of its range, a number that the
-        kind does not have.
+    Raises: InputError: another kind, a number out of its range, or one that the kind does not have.
     Source: Chen et al. 2023 (linear); bloc97 2023 (ntk); Llama Team 2024, as in the code of
         Llama 3.1; Peng et al. 2023, sections 3.2 to 3.4, with the ramp of the authors' code, over
         whole pairs (yarn).
@@ -79,12 +77,12 @@ class RotaryScaling:
             raise InputError(f"{name}: factor={self.factor:g}; expected 1 or more, as 8.")
         by_turns = self.kind in _TURNS
         has = {"original_length": by_turns, "slow": by_turns, "fast": by_turns}
-        for setting, there in (has | {"temperature": self.kind == "yarn"}).items():
+        for setting, allowed in (has | {"temperature": self.kind == "yarn"}).items():
             number = getattr(self, setting)
-            if number is not None and not there:
+            if number is not None and not allowed:
                 raise InputError(
                     f'{name}: {setting}={number:g} with kind="{self.kind}", which has none. Leave '
-                    "it out, or choose another kind."
+                    "it out, or use another kind."
                 )
             if number is not None and finite_number(name, setting, number) <= 0:
                 raise InputError(f"{name}: {setting}={number:g}; expected a number above 0.")
@@ -99,7 +97,7 @@ class RotaryScaling:
 
     @property
     def turns(self) -> tuple[float, float]:
-        """``slow`` and ``fast``, as given or as usual; only "llama3" and "yarn" have them."""
+        """``slow`` and ``fast``, or their defaults; only for "llama3" and "yarn"."""
         slow, fast = _TURNS[self.kind]
         return (
             slow if self.slow is None else float(self.slow),
@@ -108,21 +106,20 @@ class RotaryScaling:
 
     @property
     def size(self) -> float:
-        """What queries and keys are multiplied by: the temperature of "yarn", 1 of the others."""
+        """Factor on queries and keys: the temperature for "yarn", else 1."""
         if self.kind != "yarn":
             return 1.0
         return 0.1 * math.log(self.factor) + 1 if self.temperature is None else self.temperature
 
     def other_base(self, depth: int, base: float) -> float:
-        """The base of "ntk"; a head of one pair, which is the first, keeps its own."""
+        """Return the base of "ntk"; unchanged for a head of one pair."""
         return base * self.factor ** (depth / (depth - 2)) if depth > 2 else base
 
 
 def rotary_frequencies(depth: int, base: float, scaling: RotaryScaling | None = None) -> Tensor:
-    """The angle by which each pair turns from one position to the next: base^(-2i / depth).
+    """Return the angle of each pair from one position to the next: base^(-2i / depth), scaled.
 
-    Returns: (depth / 2,), float64, on the CPU; slowed down by the scaling. Source: Su et al. 2021,
-    section 3.2.2.
+    Returns: (depth / 2,), float64, on the CPU. Source: Su et al. 2021, section 3.2.2.
     """
     pairs = torch.arange(0, depth, 2, dtype=torch.float64, device="cpu")
     if scaling is not None and scaling.kind == "ntk":  # bloc97 2023; Peng et al. 2023, section 3.1
@@ -136,17 +133,17 @@ def rotary_frequencies(depth: int, base: float, scaling: RotaryScaling | None = 
     length = scaling.original_length or 0
     if scaling.kind == "llama3":  # the code of Llama 3.1; as Peng et al. 2023, section 3.2
         turns = angle * (length / (2 * math.pi))
-        stays = ((turns - slow) / (fast - slow)).clamp(0, 1)
-    else:  # the authors' code of Peng et al. 2023: the share that stays falls evenly over pairs
+        share = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    else:  # the authors' code of Peng et al. 2023: the unscaled share falls linearly over pairs
 
         def pair(turns: float) -> float:
-            """The pair, a fraction, that turns so often within the original length."""
+            """Return the pair, as a fraction, with this many turns within the original length."""
             return depth * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), depth - 1)
-        # One pair after another where the two are the same.
-        stays = 1 - ((pairs / 2 - first) / (last - first or 0.001)).clamp(0, 1)
-    return (1 - stays) * angle / scaling.factor + stays * angle
+        # (0.001, as in the authors' code, if the two are the same.)
+        share = 1 - ((pairs / 2 - first) / (last - first or 0.001)).clamp(0, 1)
+    return (1 - share) * angle / scaling.factor + share * angle
 
 
 def rotary(
@@ -158,31 +155,30 @@ def rotary(
     interleaved: bool = False,
     scaling: RotaryScaling | None = None,
 ) -> Tensor:
-    """Turn queries or keys by their positions, so that their dot product knows the distance.
+    """Rotate queries or keys by their positions, so that dot products depend on the distance.
 
-    Pair i, (a, b), of the row at position m is turned by the angle m theta_i:
+    Pair i, (a, b), of the row at position m is rotated by the angle m theta_i:
 
         (a, b)  ->  (a cos(m theta_i) - b sin(m theta_i), a sin(m theta_i) + b cos(m theta_i))
         theta_i  =  base^(-2i / dims),                    i = 0, ..., dims/2 - 1
         (a, b)   =  (x_i, x_{i + dims/2}),                or, interleaved, (x_{2i}, x_{2i + 1})
 
-    Coordinates x_dims and up stay as they are. Then ``rotary(q)_m . rotary(k)_n`` depends on q, k
-    and m - n only. A model that learned with one order of pairs is another with the other one.
+    The coordinates from x_dims on are unchanged. Then ``rotary(q)_m . rotary(k)_n`` depends only on
+    q, k and m - n. Use the order of pairs that the model was trained with.
 
     Args:
         tensor: queries or keys, (..., positions, depth).
         offset: the position of the first row.
         base: sets the longest wavelength; above 0.
-        dims: how many coordinates turn, the first ones, an even number (GPT-NeoX, Phi). None: the
-            whole depth.
-        interleaved: whether neighbours are pairs (GPT-J, Llama's own code); else the two halves of
-            what turns are paired (GPT-NeoX, Llama in Transformers).
-        scaling: slows the turns down, for longer texts; see `RotaryScaling`, whose depth is
+        dims: number of rotated coordinates, the first ones, even (GPT-NeoX, Phi). None: all.
+        interleaved: whether neighbours are pairs (GPT-J, Llama's own code); otherwise the two
+            halves are paired (GPT-NeoX, Llama in Transformers).
+        scaling: slows the rotations down, for longer texts; see `RotaryScaling`, whose depth is
             ``dims`` here.
 
-    Returns: as the tensor.
-    Raises: ShapeError: an odd depth, or dims that are no pairs of it. InputError: no floating-point
-        tensor, another base or scaling, an interleaved= that is neither True nor False.
+    Returns: the same shape.
+    Raises: ShapeError: an odd depth, or dims that are odd or larger. InputError: no floating-point
+        tensor, another base or scaling.
     Source: Su et al. 2021, equation 34, whose pairs are interleaved; by halves: GPT-NeoX.
 
     One pair of neighbours turns by one radian from position 0 to 1, the other two numbers stay:
@@ -194,10 +190,10 @@ def rotary(
     tensor = real_tensor("rotary", "the tensor", tensor)
     if tensor.dtype not in TYPES:
         raise InputError(
-            f"rotary: the tensor is {tensor.dtype}; its numbers turn to fractions. Convert it, as "
-            "in tensor.float()."
+            f"rotary: the tensor is {tensor.dtype}; expected floating-point numbers. Convert it, "
+            "as in tensor.float()."
         )
-    if type(offset) is not int:  # a program that is compiled for any offset has no number yet
+    if type(offset) is not int:  # not known yet in a program compiled for a dynamic offset
         offset = whole_number("rotary", "offset", offset)
     checked_scaling("rotary", scaling, base)
     if tensor.ndim < 2:
@@ -209,24 +205,24 @@ def rotary(
     dims = depth if dims is None else whole_number("rotary", "dims", dims)
     if not 0 <= dims <= depth or dims % 2:
         raise ShapeError(
-            f"rotary: {dims} coordinates, from {describe(tensor)}, turn in pairs; expected an even "
-            f"number up to the depth, {depth}, as dims=2."
+            f"rotary: {dims} coordinates, from {describe(tensor)}, do not make pairs; expected an "
+            f"even number up to the depth, {depth}, as dims=2."
         )
-    turns = tensor if dims == depth else tensor[..., :dims]
+    part = tensor if dims == depth else tensor[..., :dims]
     if interleaved:
         # All first numbers of the pairs, then all second ones; and back.
-        turns = turns.reshape(*turns.shape[:-1], dims // 2, 2).transpose(-2, -1).flatten(-2)
-    turned = _turned(turns, offset, base, scaling)
+        part = part.reshape(*part.shape[:-1], dims // 2, 2).transpose(-2, -1).flatten(-2)
+    rotated = _rotated(part, offset, base, scaling)
     if interleaved:
-        turned = turned.reshape(*turned.shape[:-1], 2, dims // 2).transpose(-2, -1).flatten(-2)
-    return turned if dims == depth else torch.cat((turned, tensor[..., dims:]), -1)
+        rotated = rotated.reshape(*rotated.shape[:-1], 2, dims // 2).transpose(-2, -1).flatten(-2)
+    return rotated if dims == depth else torch.cat((rotated, tensor[..., dims:]), -1)
 
 
-def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | None) -> Tensor:
-    """All coordinates turned, the two halves paired."""
+def _rotated(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | None) -> Tensor:
+    """Rotate all coordinates, with the two halves paired."""
     depth = tensor.shape[-1]
     if _kernel_serves(tensor, offset):
-        # As many positions have their angles computed at once: a power of two, 64 or more.
+        # The table covers a power of two of positions, 64 or more.
         length = 1 << max(offset + tensor.shape[2] - 1, 63).bit_length()
         cosines, sines = _table(depth, base, scaling, length)
         return _rotary(tensor, cosines[offset:], sines[offset:], False)
@@ -234,14 +230,14 @@ def _turned(tensor: Tensor, offset: int, base: float, scaling: RotaryScaling | N
     device = torch.device("cpu") if without_float64(tensor.device) else tensor.device
     position = torch.arange(tensor.shape[-2], device=device, dtype=torch.float64) + offset
     cosines, sines = _angles(position, depth, base, scaling)
-    return _turn(tensor, *(part.to(tensor.dtype).to(tensor.device) for part in (cosines, sines)))
+    return _rotate(tensor, *(part.to(tensor.dtype).to(tensor.device) for part in (cosines, sines)))
 
 
 @lru_cache(maxsize=8)
 def _table(
     depth: int, base: float, scaling: RotaryScaling | None, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles of positions 0 to ``length``, (length, depth / 2) each."""
+    """Return cosines and sines for positions 0 to ``length - 1``, (length, depth / 2) each."""
     position = torch.arange(length, dtype=torch.float64, device="cpu")
     cosines, sines = _angles(position, depth, base, scaling)
     return cosines.float(), sines.float()
@@ -250,14 +246,14 @@ def _table(
 def _angles(
     position: Tensor, depth: int, base: float, scaling: RotaryScaling | None
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles of positions, times what the scaling multiplies by."""
+    """Return cosines and sines of the angles of positions, times the factor of the scaling."""
     angle = position[:, None] * rotary_frequencies(depth, base, scaling).to(position.device)
     size = 1.0 if scaling is None else scaling.size
     return angle.cos() * size, angle.sin() * size
 
 
 def checked_scaling(operation: str, scaling: object, base: float) -> None:
-    """Raise an InputError where the base is not above 0, or this slows no turns of it down."""
+    """Raise an InputError unless the base is above 0 and the scaling is valid for it."""
     if finite_number(operation, "base", base) <= 0:
         raise InputError(f"{operation}: base={base:g}; expected a number above 0, as 10,000.")
     if not isinstance(scaling, RotaryScaling | None):
@@ -267,12 +263,11 @@ def checked_scaling(operation: str, scaling: object, base: float) -> None:
         )
     if scaling is not None and scaling.kind == "yarn" and base <= 1:
         raise InputError(
-            f'{operation}: base={base:g} with the scaling "yarn", which counts pairs by its '
-            "logarithm. Give a base above 1."
+            f'{operation}: base={base:g} with the scaling "yarn", which needs a base above 1.'
         )
 
 
-#: Positions whose angles are kept.
+#: Largest number of positions in the cached table of angles.
 ANGLES_KEPT = 2**17
 
 
@@ -288,14 +283,14 @@ def _kernel_serves(tensor: Tensor, offset: int) -> bool:
     )
 
 
-def _turn(tensor: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Each pair of coordinates (x_i, x_{i + depth/2}) turned by its angle, in torch."""
+def _rotate(tensor: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate each pair of coordinates (x_i, x_{i + depth/2}) by its angle, in torch."""
     first, second = tensor.chunk(2, -1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
 
 
 class _Rotary(torch.autograd.Function):
-    """The derivative of a turn is the turn back, times the same number."""
+    """Rotation by the kernel; its derivative is the rotation back, with the same factor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cosines: Tensor, sines: Tensor, back: bool) -> Tensor:
@@ -316,8 +311,8 @@ class _Rotary(torch.autograd.Function):
         if not batched((by_output,)):
             return _rotary(by_output, cosines, sines, back), None, None, None
         length = by_output.shape[2]
-        turned = _turn(by_output, cosines[:length], -sines[:length] if back else sines[:length])
-        return turned, None, None, None
+        rotated = _rotate(by_output, cosines[:length], -sines[:length] if back else sines[:length])
+        return rotated, None, None, None
 
 
 _rotary: Callable[..., Tensor] = _Rotary.apply

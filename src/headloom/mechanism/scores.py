@@ -1,8 +1,8 @@
-"""Scores: how well a query and a key match, before the softmax. One class a formula.
+"""Score functions: one class for each formula.
 
-A score takes queries (batch, heads, queries, depth) and keys (batch, heads, keys, depth) and gives
-raw scores (batch, heads, queries, keys): any real number, before the mask. As the papers write
-them, a pair of vectors at a time, they are in `headloom.mechanism.reference.scores`.
+A score function maps queries (batch, heads, queries, depth) and keys (batch, heads, keys, depth) to
+raw scores (batch, heads, queries, keys): any real numbers, before mask and softmax. The formulas
+for one pair of vectors, as in the papers, are in `headloom.mechanism.reference.scores`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headloom.mechanism.shapes import describe, finite_number
 
 
 def node_terms(nodes: Tensor, vector: Tensor) -> Tensor:
-    """The term ``a . W h_i`` of nodes (..., nodes, depth); a: (depth,) or (heads, depth)."""
+    """Return the term ``a . W h_i`` of nodes (..., nodes, depth); a: (depth,) or (heads, depth)."""
     return (nodes * vector[..., None, :]).sum(-1)
 
 
@@ -35,16 +35,14 @@ def _check_vector(operation: str, name: str, vector: Tensor, nodes: Tensor) -> N
 
 
 class Score(ABC):
-    """A score function with its parameters, as `headloom.attention` takes it. Subclass it for your
-    own.
+    """Score function with its parameters, for `headloom.attention`; subclass it to write your own.
 
         scores = score(queries, keys) * scale
 
-    A call gets some rows of the queries, (batch, heads, rows, depth), and the keys (batch, heads,
-    keys, depth), one head for each of the queries', and gives (batch, heads, rows, keys), which
-    depend on nothing but the query and the key. Tensors that the object holds are trained with the
-    rest; they have the type of the queries, and `tensors` names those that must be there. Computed
-    by torch, some rows at a time.
+    `__call__` gets a block of rows of the queries, (batch, heads, rows, depth), and the keys
+    (batch, heads, keys, depth), and returns (batch, heads, rows, keys); each score depends only on
+    its query and its key. Tensors among the attributes are trained; they have the dtype of the
+    queries, and `tensors` lists the required ones. Computed by torch, a block of rows at a time.
 
     >>> from torch.nn.functional import normalize
     >>> class Cosine(Score):
@@ -56,10 +54,10 @@ class Score(ABC):
     >>> matrix.dense()                                   # cosines 1 and 0: e^score is 3 and 1
     tensor([[[0.7500, 0.2500]]])
 
-    A score with numbers for each head holds a tensor whose first dimension counts heads, and says
-    in `by_head` how many dimensions such a tensor has; those of another number are for all heads.
-    By that, `of_head` has the score of one head, which is asked for where one head is computed, and
-    a tensor for another number of heads is an error.
+    A score with parameters for each head has a tensor whose first dimension is heads, and sets
+    `by_head` to the number of dimensions of such a tensor; tensors with another number of
+    dimensions are shared by all heads. `of_head` uses it to select one head, and `check` to compare
+    the number of heads.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, eq=False)
@@ -78,22 +76,21 @@ class Score(ABC):
     torch.Size([1, 1, 1])
     """
 
-    #: Its parameters that are tensors, by name.
+    #: Names of the required tensors.
     tensors: ClassVar[tuple[str, ...]] = ()
-    #: Whether queries and keys must have one depth.
+    #: Whether queries and keys must have the same depth.
     same_depth: bool = True
-    #: Whether exchanging a query and a key leaves the score unchanged.
+    #: Whether score(q, k) = score(k, q).
     symmetric: bool = False
-
-    #: Dimensions of a tensor that has numbers for each head, heads first; None: none has.
+    #: Number of dimensions of a tensor by head, (heads, ...); None: all are shared.
     by_head: int | None = None
 
     @abstractmethod
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Raw scores, (batch, heads, queries, keys), before the scale."""
+        """Return raw scores, (batch, heads, queries, keys), before the scale."""
 
     def of_head(self, head: int) -> Score:
-        """The same for one head alone."""
+        """Return the score function of one head."""
         return with_tensors(
             self,
             lambda tensor: (
@@ -104,19 +101,19 @@ class Score(ABC):
         )
 
     def default_scale(self, depth: int) -> float:
-        """The factor on the scores where the caller names none."""
+        """Return the factor on the scores if the caller gives none."""
         return 1.0
 
     def check(self, queries: Tensor, keys: Tensor) -> None:
-        """Raise an error where a parameter does not fit queries and keys, (batch, heads, ...)."""
+        """Raise an error if a parameter does not fit queries and keys, (batch, heads, ...)."""
         heads, dtype = queries.shape[1], queries.dtype
-        taken = {dtype}
+        allowed = {dtype}
         if dtype in (torch.float16, torch.bfloat16):  # computed in float32
-            taken |= {torch.float16, torch.bfloat16, torch.float32}
-        held = (name for name, part in vars(self).items() if isinstance(part, Tensor))
-        for field in dict.fromkeys((*self.tensors, *held)):
+            allowed |= {torch.float16, torch.bfloat16, torch.float32}
+        present = (name for name, part in vars(self).items() if isinstance(part, Tensor))
+        for field in dict.fromkeys((*self.tensors, *present)):
             name, tensor = f"{type(self).__name__}: {field}", getattr(self, field)
-            if not isinstance(tensor, Tensor) or tensor.dtype not in taken:
+            if not isinstance(tensor, Tensor) or tensor.dtype not in allowed:
                 kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise InputError(
                     f"{name} is {kind}, the queries are {dtype}. Give a tensor of their type."
@@ -129,11 +126,11 @@ class Score(ABC):
             if tensor.ndim == self.by_head and tensor.shape[0] not in (1, heads):
                 raise ShapeError(
                     f"{name} is {describe(tensor)}; expected one for all heads, or one for each of "
-                    f"{heads}."
+                    f"{heads} heads."
                 )
 
     def cells_per_score(self, depth: int) -> int:
-        """How many numbers in memory one score costs on the way."""
+        """Return how many numbers of memory one score takes while it is computed."""
         return 1
 
 
@@ -161,7 +158,7 @@ class ScaledDot(Dot):
 
         score(q, k) = q . k / sqrt(depth)
 
-    A call gives the dot product; attention multiplies it by ``default_scale``.
+    `__call__` returns the dot product; attention multiplies it by ``default_scale``.
     Source: Vaswani et al. 2017, equation 1.
 
     >>> ScaledDot().default_scale(64)
@@ -169,7 +166,7 @@ class ScaledDot(Dot):
     """
 
     def default_scale(self, depth: int) -> float:
-        """One over the square root of the depth (1 where the depth is 0)."""
+        """Return 1 / sqrt(depth), 1 for depth 0."""
         return 1 / math.sqrt(depth or 1)
 
 
@@ -179,12 +176,12 @@ class Bilinear(Score):
 
         score(q, k) = q^T A k
 
-    Queries and keys may have different depths; scores are not scaled where no `scale` is given.
+    Queries and keys may have different depths; without `scale=` scores are not scaled.
 
     Args:
         matrix: A, (query_depth, key_depth); or one for each head, (heads, query_depth, key_depth).
-        symmetric: whether ``(A + A^T) / 2`` is used in its place, so that score(q, k) is
-            score(k, q): of tokens that look at themselves, an undirected graph. A must be square.
+        symmetric: whether to use ``(A + A^T) / 2`` instead, so that score(q, k) = score(k, q): an
+            undirected graph in self-attention. A must be square.
 
     Raises: ShapeError, in a call: A does not fit between queries and keys.
     Source: Luong et al. 2015, section 3.1 ("general").
@@ -217,7 +214,7 @@ class Bilinear(Score):
             )
 
     def form(self) -> Tensor:
-        """A, or its symmetric part, whichever makes the scores."""
+        """Return the matrix of the scores: A or its symmetric part."""
         matrix = self.matrix
         return (matrix + matrix.transpose(-2, -1)) / 2 if self.symmetric else matrix
 
@@ -272,7 +269,7 @@ class Additive(Score):
         return torch.tanh(from_query[..., :, None, :] + from_key[..., None, :, :]) @ self.vector
 
     def cells_per_score(self, depth: int) -> int:
-        """The hidden size: each pair has its own hidden vector."""
+        """Return the hidden size: each pair has its own hidden vector."""
         return self.vector.numel()
 
 
@@ -282,15 +279,15 @@ class GraphAttention(Score):
 
         score(i, j) = LeakyReLU(a_1 . q_i + a_2 . k_j)
 
-    The paper's q_i and k_j are both W h, the node after the layer's matrix; they may have different
-    depths here. All queries rank the keys alike, where the slope is above 0: see
+    In the paper q_i and k_j are both W h, a node times the layer's matrix; here their depths may
+    differ. With a slope above 0 all queries rank the keys in the same order; see
     `GraphAttentionV2`.
 
     Args:
-        query_vector: a_1, the half of a for the node that looks, (query_depth,); or one for each
-            head, (heads, query_depth).
-        key_vector: a_2, the half for the node looked at, (key_depth,) or (heads, key_depth).
-        slope: of the LeakyReLU below 0.
+        query_vector: a_1, the half of a for the queries, (query_depth,); or one for each head,
+            (heads, query_depth).
+        key_vector: a_2, the half of a for the keys, (key_depth,) or (heads, key_depth).
+        slope: slope of the LeakyReLU below 0.
 
     Raises: InputError: the slope is no finite number; ShapeError, in a call: a vector does not fit.
     Source: Velickovic et al. 2018, equation 3.
@@ -329,14 +326,14 @@ class GraphAttentionV2(Score):
 
         score(i, j) = a . LeakyReLU(q_i + k_j)
 
-    q_i is W_r h_i and k_j is W_l h_j, the halves of the paper's W, by the names of
-    `headloom.GATv2Conv` and of PyTorch Geometric: r is the target of an edge, which looks, l its
-    source, which is looked at. Queries and keys have one depth. Each pair has a vector of its own,
-    so this takes `depth` times the memory of `GraphAttention` on the way.
+    q_i is W_r h_i and k_j is W_l h_j, the halves of the paper's W, with the names of
+    `headloom.GATv2Conv` and PyTorch Geometric: r for the target of an edge (query), l for its
+    source (key). Queries and keys have the same depth. Each pair has its own vector, so the
+    computation takes `depth` times the memory of `GraphAttention`.
 
     Args:
         vector: a, (depth,); or one for each head, (heads, depth).
-        slope: of the LeakyReLU below 0.
+        slope: slope of the LeakyReLU below 0.
 
     Raises: InputError: the slope is no finite number; ShapeError, in a call: a does not fit.
     Source: Brody et al. 2022, equation 7.
@@ -366,5 +363,5 @@ class GraphAttentionV2(Score):
         return (leaky_relu(summed, self.slope) * self.vector[..., None, None, :]).sum(-1)
 
     def cells_per_score(self, depth: int) -> int:
-        """The depth: each pair has its own sum."""
+        """Return the depth: each pair has its own sum."""
         return depth

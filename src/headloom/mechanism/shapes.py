@@ -1,4 +1,4 @@
-"""Checks of what a call is given, tensors above all, and the errors that say what does not fit."""
+"""Checks of arguments, above all tensors, and their error messages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from headloom.errors import InputError
 
-# Tensors of one attention call, by their shapes. To a type checker each is a Tensor.
+# Names of tensors by their shapes; to a type checker each is a Tensor.
 Queries = Tensor  # (batch, heads, queries, depth)
 Keys = Tensor  # (batch, kv_heads, keys, depth); kv_heads divides heads
 Values = Tensor  # (batch, kv_heads, keys, value_depth)
 Output = Tensor  # (batch, heads, queries, value_depth)
 Scores = Tensor  # (batch, heads, queries, keys), before the softmax
-Weights = Tensor  # (batch, heads, queries, keys), after it
+Weights = Tensor  # (batch, heads, queries, keys), after the softmax
 PerRow = Tensor  # (batch, heads, queries): a number for each row of weights
 Edges = Tensor  # (batch, heads, queries, k): a number for each kept edge, strongest first
 
-#: The farthest position: sums of a few of them stay far below the largest whole number of a tensor.
+#: The largest position: sums of a few of them stay far below the largest int64.
 FARTHEST = 2**53
-#: What errors show as it is.
+#: Types that errors show by their repr.
 _PLAIN = (str, bytes, bool, int, float, complex, np.generic, type(None), type, torch.dtype)
 
 
@@ -35,18 +35,18 @@ def whole_number(
     least: int = -FARTHEST,
     most: int | None = FARTHEST,
 ) -> int:
-    """A whole number of any kind, a bool excepted, as a Python int; an InputError for all else.
+    """Return a whole number of any type but bool as an int; raise an InputError otherwise.
 
-    most: the largest that may be, None for no bound.
+    least, most: bounds; most=None: no upper bound.
     """
     whole: int | None
     if type(number) is int:
-        # operator.index would make a program that is compiled for any number one for this number.
+        # operator.index would specialise a program compiled for a dynamic number.
         whole = number
     else:
         try:
             whole = None if isinstance(number, bool) else operator.index(number)  # type: ignore[arg-type]
-        except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
             whole = None
     if whole is None or whole < least or (most is not None and whole > most):
         no_bound = most is None or (most == FARTHEST and least > -FARTHEST)
@@ -58,22 +58,22 @@ def whole_number(
 
 
 def place_of(owner: str, operation: str, name: str, number: SupportsIndex, count: int) -> int:
-    """A place among those that somebody has, counted from 0, or from the end where below 0."""
-    place = whole_number(operation, name, number)
-    if not -count <= place < count:
-        there = f"{name}s 0 to {count - 1}" if count else f"no {name}s"
-        raise InputError(f"{operation}: no {name} {place}; the {owner} has {there}.")
-    return place % count
+    """Return an index below `count`, negative ones counted from the end, or raise an InputError."""
+    index = whole_number(operation, name, number)
+    if not -count <= index < count:
+        available = f"{name}s 0 to {count - 1}" if count else f"no {name}s"
+        raise InputError(f"{operation}: no {name} {index}; the {owner} has {available}.")
+    return index % count
 
 
 def in_words(value: object) -> str:
-    """A value on one short line of an error: 'dog', [1, 2], a tensor (2, 3)."""
+    """Describe a value on one short line of an error: 'dog', [1, 2], a tensor (2, 3)."""
     if isinstance(value, Tensor):
         return f"a tensor {describe(value)}"
     if isinstance(value, np.ndarray):
         return f"an array {value.shape}"
     if isinstance(value, list | tuple | set | dict):
-        if len(value) > 8 or not all(isinstance(each, _PLAIN) for each in value):
+        if len(value) > 8 or not all(isinstance(item, _PLAIN) for item in value):
             return f"a {type(value).__name__} of {len(value):,}"
     elif not isinstance(value, _PLAIN):
         return f"an object of type {type(value).__name__}"
@@ -82,7 +82,7 @@ def in_words(value: object) -> str:
 
 
 def check_flag(operation: str, name: str, value: object, *, optional: bool = False) -> None:
-    """Raise an InputError where something is neither True nor False. optional: or None."""
+    """Raise an InputError if a value is neither True nor False. optional: None is allowed too."""
     if not (isinstance(value, (bool, np.bool_)) or (optional and value is None)):
         expected = "True, False or None" if optional else "True or False"
         raise InputError(f"{operation}: {name}={in_words(value)}; expected {expected}.")
@@ -91,9 +91,9 @@ def check_flag(operation: str, name: str, value: object, *, optional: bool = Fal
 def finite_number(
     operation: str, name: str, number: object, least: float = -math.inf, below: float = math.inf
 ) -> float:
-    """A finite number of any kind, a bool excepted, as a Python float; an InputError for all else.
+    """Return a finite number of any type but bool as a float; raise an InputError otherwise.
 
-    least, below: the smallest that may be, and the first that is too large.
+    least, below: the smallest allowed number, and an upper bound, excluded.
     """
     try:
         real = float(number)  # type: ignore[arg-type]
@@ -110,14 +110,14 @@ def finite_number(
 
 
 def chosen(operation: str, name: str, choice: object, choices: tuple[str, ...]) -> None:
-    """Raise an InputError, which lists the choices, where one of several words is none of them."""
+    """Raise an InputError that lists the choices if a word is none of them."""
     if not isinstance(choice, str) or choice not in choices:
         expected = ", ".join(f'"{word}"' for word in choices)
         raise InputError(f"{operation}: {name}={in_words(choice)}; expected one of {expected}.")
 
 
 def real_tensor(operation: str, name: str, tensor: object) -> Tensor:
-    """A dense tensor of real numbers; an InputError for all else."""
+    """Return a dense tensor of real numbers; raise an InputError for anything else."""
     kind = type(tensor).__name__
     if isinstance(tensor, Tensor):
         dense = tensor.layout is torch.strided and not tensor.is_nested
@@ -132,16 +132,16 @@ def real_tensor(operation: str, name: str, tensor: object) -> Tensor:
 
 
 def describe(tensor: Tensor) -> str:
-    """A tensor's shape as the errors print it: (2, 8, 5, 64)."""
+    """Return a tensor's shape as errors print it: (2, 8, 5, 64)."""
     return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
 
 
-#: The types that attention is computed in.
+#: Dtypes that attention is computed in.
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def repeat_kv_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Keys or values, (batch, kv_heads, keys, depth), with a head for each of the queries'.
+    """Repeat keys or values, (batch, kv_heads, keys, depth), to one head for each query head.
 
     Source: Ainslie et al. 2023.
     """
