@@ -80,8 +80,7 @@ def accuracy(run: TrainedRun, count: int) -> float:
     labels, texts = zip(*(sentence(numbers, count) for _ in range(TESTS)), strict=True)
     predictions = classify(run.model, run.data, list(texts))
     right = sum(
-        prediction is not None and prediction.label == label
-        for prediction, label in zip(predictions, labels, strict=True)
+        prediction.label == label for prediction, label in zip(predictions, labels, strict=True)
     )
     return right / TESTS
 
@@ -143,7 +142,7 @@ def main() -> None:
     run = runs["learned, rotary"]
     (prediction,) = classify(run.model, run.data, [SHOWN])
     if prediction is not None:
-        print(f"\n{SHOWN}\n{prediction.label}, {prediction.probability:.1%}")
+        print(f"\n{SHOWN}\n{prediction.label}, {prediction.score:.1%}")
     trace, _ = traced(run, SHOWN)
     numbers = random.Random(2)
     unseen = [weights(run, sentence(numbers)[1]) for _ in range(TEXTS)]

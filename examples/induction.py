@@ -119,7 +119,9 @@ def say_formation(history: History, shown: dict[str, list[tuple[int, int]]], sin
 def draw(history: History, layer: int, head: int, measure: str, since: int, path: Path) -> None:
     """The weights of a head on the probe from random to trained, over its score and the loss."""
     kept = [snapshot for snapshot in history if not 0 < snapshot.step < since]
-    matrices = [trace_of_snapshot(snapshot).layers[layer].graph.dense()[head] for snapshot in kept]
+    matrices = [
+        trace_of_snapshot(snapshot).layers[layer].graph.to_dense()[head] for snapshot in kept
+    ]
     steps = {snapshot.step for snapshot in kept}
     moments = [moment for moment in formation(history, measure) if moment.step in steps]
     scores = [(moment.step, moment.scores[layer, head]) for moment in moments]

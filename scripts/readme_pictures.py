@@ -59,7 +59,7 @@ class Film(headloom.Callback):
         self.model.eval()
         (written,) = translate(self.model, self.words, [TEXT], Search(1))
         trace = headloom.trace(self.model, self.inputs, tokenizer=self.words, verify=False)
-        self.frames.append((step, written, trace["cross", 1].matrix.dense().numpy()))
+        self.frames.append((step, written, trace["cross", 1].matrix.to_dense().numpy()))
         self.model.train()
 
 

@@ -130,12 +130,12 @@ def test_rotary_positions(gpu: PretendedDevice) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda matrix: matrix.dense(),
+        lambda matrix: matrix.to_dense(),
         lambda matrix: matrix.top(3),
         lambda matrix: [matrix.received(), matrix.entropy(), matrix.sum_of_squares()],
         lambda matrix: matrix.mass([0, 5]),
         lambda matrix: matrix.block_summaries(0, 8),
-        lambda matrix: matrix.of_head(1).dense(),
+        lambda matrix: matrix.of_head(1).to_dense(),
         lambda matrix: matrix[1, 2:9, 3:30],
     ],
     ids=["dense", "top", "columns", "mass", "summaries", "head", "tile"],

@@ -320,7 +320,7 @@ def _layer_difference(
     layer: Any, expected: Tensor, sample: int, samples: int, inputs: dict[str, Tensor]
 ) -> float:
     """How far a layer's weights are from those of an eager call, at most."""
-    dense = layer.graph.dense().float()
+    dense = layer.graph.to_dense().float()
     if len(expected) == samples:
         expected = expected[sample]
     elif samples == 1:

@@ -27,7 +27,7 @@ def traces(language_model) -> tuple[headloom.Trace, headloom.Trace, list[list[to
     with torch.no_grad():
         language_model.layers[1].w_q.weight[4:8] *= -3  # head 1
     after = headloom.trace(language_model, tokens, keep=headloom.Top(6))
-    dense = [[layer.matrix.dense() for layer in trace.layers] for trace in (before, after)]
+    dense = [[layer.matrix.to_dense() for layer in trace.layers] for trace in (before, after)]
     return before, after, dense
 
 

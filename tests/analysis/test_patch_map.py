@@ -31,7 +31,7 @@ def grid_trace(columns: list[int] | None = None) -> headloom.Trace:
 
 def test_a_grid_of_patches_has_its_weights() -> None:
     trace = grid_trace()
-    dense = trace.layers[0].graph.dense().double()
+    dense = trace.layers[0].graph.to_dense().double()
     for head in (0, 1, None):
         rows = dense.mean(0) if head is None else dense[head]
         for query in range(1 + ROWS * COLUMNS):

@@ -122,7 +122,7 @@ def test_a_learned_bias_for_each_distance(pair_trace: Trace) -> None:
     row = worked_row(layer, 1, 3)
     names = [term.name for term in row.terms(2)]
     assert names == ["q · k", "scaled", "position"]
-    weights = layer.graph.dense()[1, 3].double()
+    weights = layer.graph.to_dense()[1, 3].double()
     assert torch.allclose(row.weights, weights, atol=2e-6)
 
 

@@ -44,7 +44,7 @@ def test_a_run_aligns_two_files_as_its_traces_do(
     # And by the formula, from the tokens of one.
     trace = headloom.open(folder / "1.loom")
     layer = trace.layer("cross", 0)
-    weights = layer.graph.dense()
+    weights = layer.graph.to_dense()
     # Words of pieces: the mean over those of the target, the sum over those of the source.
     target = [i for i, token in enumerate(layer.query_tokens) if token.startswith(" ")]
     source = [i for i, token in enumerate(layer.key_tokens) if token.startswith(" ")]

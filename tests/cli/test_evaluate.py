@@ -15,7 +15,15 @@ from headloom.cli.output import _Lines
 def test_one_run_and_two(headloom_main: Command, runs: Path, data: Path, tmp_path: Path) -> None:
     run = runs / "translation"
     report = headloom_main("evaluate", run, "--beam", 1, "--json").json()
-    assert {"bleu", "chrf", "ter", "loss", "intervals", "signatures"} <= report.keys()
+    assert {
+        "bleu",
+        "chrf",
+        "ter",
+        "exact_match",
+        "loss",
+        "intervals",
+        "signatures",
+    } <= report.keys()
     assert "case:mixed" in headloom_main("evaluate", run, "--beam", 1).out
     report = headloom_main("evaluate", run, run, "--beam", 1, "--json").json()
     assert report["comparison"]["bleu"]["p"] == report["comparison"]["loss"]["p"] == 1

@@ -13,7 +13,7 @@ from headloom.api.export import write_graphml, write_trace_parquet
 
 def test_graphml_holds_the_weights(pair_trace, tmp_path) -> None:
     layer, head = pair_trace.layer("cross", 0), 2
-    dense = layer.graph.dense().numpy()[head]
+    dense = layer.graph.to_dense().numpy()[head]
     write_graphml(pair_trace, 2, head, tmp_path / "head.graphml")
     graph = networkx.read_graphml(tmp_path / "head.graphml")
     assert graph.is_directed()

@@ -97,7 +97,7 @@ def test_a_dump_gives_the_graph_of_tracing_the_model(
     assert given.tokens == traced.tokens
     for one, other in zip(given.layers, traced.layers, strict=True):
         assert torch.allclose(one.value_norms, other.value_norms)
-        assert torch.allclose(one.matrix.dense(), other.matrix.dense(), rtol=0, atol=2e-6)
+        assert torch.allclose(one.matrix.to_dense(), other.matrix.to_dense(), rtol=0, atol=2e-6)
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_another_layout(headloom_main: Command, tmp_path: Path) -> None:
     scores = np.einsum("nhd,mhd->hnm", arrays["x_1_q"], arrays["x_1_k"]) / 2
     scores[:, np.triu(np.ones((5, 5), bool), 1)] = -np.inf
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    assert np.allclose(trace.layers[1].graph.dense().numpy(), weights, atol=2e-6)
+    assert np.allclose(trace.layers[1].graph.to_dense().numpy(), weights, atol=2e-6)
 
 
 def test_a_stack_is_many_layers_and_a_batch_is_refused(

@@ -103,14 +103,12 @@ def test_a_translator_and_a_classifier_of_transformers(tmp_path: Path) -> None:
     shares = (
         model.module(**model.tokenizer("a b", return_tensors="pt")).logits[0].softmax(-1).detach()
     )
-    table = model.classify(["a b", " "])
-    assert list(table.columns) == ["text", "label", "probability", "probabilities"]
-    assert table["label"][0] == ["dull", "witty"][int(shares.argmax())]
-    assert table["label"].isna().tolist() == [False, True]
-    assert table["probability"][0] == pytest.approx(float(shares.max()))
-    one = model.predict("a b")
-    assert dict(one) == pytest.approx({"dull": float(shares[0]), "witty": float(shares[1])})
-    assert one.label == table["label"][0]
+    full, empty = model.classify(["a b", " "])
+    assert full.label == full["label"] == ["dull", "witty"][int(shares.argmax())]
+    assert full.score == full["score"] == pytest.approx(float(shares.max()))
+    assert empty.label is None and empty.probabilities == {}
+    one = model.predict("a b").probabilities
+    assert one == pytest.approx({"dull": float(shares[0]), "witty": float(shares[1])})
 
 
 def test_a_run_predicts(runs: Path) -> None:
@@ -187,8 +185,8 @@ def test_a_model_of_transformers_is_evaluated(writer: Path, tmp_path: Path) -> N
     assert scores["loss"] == pytest.approx(sum(nats) / 3)
     small_model("BertForSequenceClassification", tmp_path, id2label={0: "0", 1: "1"})
     model = headloom.load(tmp_path)
-    frame = model.classify(["a b", "c", "e"]).assign(label=["0", "1", "1"])
-    frame["right"] = frame["label"] == model.classify(list(frame["text"]))["label"]
+    frame = pandas.DataFrame({"text": ["a b", "c", "e"], "label": ["0", "1", "1"]})
+    frame["right"] = frame["label"] == [row["label"] for row in model.classify(frame["text"])]
     scores = model.evaluate(frame[["text", "label"]])
     assert scores["accuracy"] == pytest.approx(frame["right"].mean()) and "macro_f1" in scores
     with pytest.raises(headloom.InputError, match="has no data of its own"):

@@ -148,7 +148,7 @@ def traced_weights(run: TrainedRun, text: str, written: list[int]) -> torch.Tens
     }
     traced = headloom.trace(run.model, inputs, tokenizer=words, keep=headloom.All())
     assert isinstance(traced, headloom.Trace)
-    return traced.layer("cross", 0).graph.dense()
+    return traced.layer("cross", 0).graph.to_dense()
 
 
 def test_texts_are_continued(headloom_process: Command, runs: Path) -> None:

@@ -129,5 +129,5 @@ def test_the_matrix_that_is_named_is_the_matrix_of_one_input() -> None:
     q, k = torch.randn(2, 2, 6, 40, 16)
     matrix = eval(call, {"headloom": headloom, "q": q, "k": k})
     torch.testing.assert_close(
-        matrix.dense(), (q[0].double() @ k[0].double().mT / 4).softmax(-1).float()
+        matrix.to_dense(), (q[0].double() @ k[0].double().mT / 4).softmax(-1).float()
     )

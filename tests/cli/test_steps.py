@@ -58,7 +58,7 @@ def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, 
     opened = open_run(run)
     (name,) = [name for name, layer in layers_of(opened.model) if layer.kind == kind]
     layer = of_trace(run, text, target, tmp_path, name)
-    weights = layer.graph.dense().double()
+    weights = layer.graph.to_dense().double()
     assert float((walk.weights - weights).abs().max()) < 1e-6
     assert list(walk.keys.tokens) == list(layer.key_tokens)
     hidden = torch.ones(weights.shape[1:]).triu(1).bool()

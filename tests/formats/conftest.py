@@ -28,4 +28,4 @@ def assert_same(left: Trace, right: Trace) -> None:
         assert one.value_norms is None or torch.equal(one.value_norms, other.value_norms)
         assert one.no_matrix == other.no_matrix
         if one.matrix is not None:
-            assert torch.equal(one.matrix.dense(), other.matrix.dense())
+            assert torch.equal(one.matrix.to_dense(), other.matrix.to_dense())

@@ -39,7 +39,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_the_examples_say_what_headloom_says(example: dict[str, Any]) -> None:
     layer = headloom.open("t.loom").layers[1]
-    dense = layer.graph.dense()
+    dense = layer.graph.to_dense()
     assert np.allclose(example["strongest"]["weight"], dense.amax(-1).flatten())
     assert len(example["heads"]) == 2 * 4
     assert np.allclose(

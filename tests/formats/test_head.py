@@ -61,7 +61,7 @@ def test_a_place_that_is_none_says_what_there_is(trace: Trace) -> None:
 def test_a_head_is_its_weights_with_tokens(pair_trace: Trace) -> None:
     cross = pair_trace["cross", 0]
     head = cross[1]
-    exact = cross.matrix.dense()[1]
+    exact = cross.matrix.to_dense()[1]
     assert head.exact
     assert head.shape == (4, 7) == tuple(exact.shape)
     assert torch.equal(head.weights, exact)
@@ -83,7 +83,7 @@ def test_a_head_of_kept_edges_says_so() -> None:
     head = trace[0, 0]
     assert not head.exact
     assert "1 kept edges of each query" in repr(head)
-    assert torch.equal(head.weights, trace.layers[0].graph.dense()[0])
+    assert torch.equal(head.weights, trace.layers[0].graph.to_dense()[0])
     assert head.to_pandas()["a"].shape == (6, 2)
     strongest = headloom.from_weights([weights], tokens=tokens)[0, 0]
     assert strongest.exact

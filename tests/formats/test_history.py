@@ -58,7 +58,7 @@ def test_round_trip(history: History) -> None:
         for field in ("keys", "scores", "weights", "lse", "entropy", "rest", "count"):
             assert torch.equal(getattr(got.graph, field), getattr(expected.graph, field))
         assert got.graph.length == 4
-        assert torch.equal(got.graph.dense(), expected.graph.dense())
+        assert torch.equal(got.graph.to_dense(), expected.graph.to_dense())
 
 
 def test_measures_are_one_row_a_head(history: History) -> None:

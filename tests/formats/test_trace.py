@@ -82,7 +82,7 @@ def test_a_tile_needs_no_edges(pair_trace, tmp_path) -> None:
     pair_trace.save(path)
     (path / "edges.parquet").write_bytes(bytes((path / "edges.parquet").stat().st_size))
     layer = headloom.open(path).layers[1]
-    assert torch.allclose(layer.matrix.dense(), pair_trace.layers[1].graph.dense(), atol=1e-6)
+    assert torch.allclose(layer.matrix.to_dense(), pair_trace.layers[1].graph.to_dense(), atol=1e-6)
     with pytest.raises(headloom.DataError, match=r"damaged: edges\.parquet"):
         _ = layer.graph
 

@@ -54,10 +54,10 @@ def test_every_weight(name: str, golden: dict[str, Any]) -> None:
             assert layers == WORDS[name]["layers"]
             for place, layer in enumerate(trace.layers):
                 weights = golden[f"{name}/{sample}/{place}"]
-                assert_allclose(layer.graph.dense(), weights, **close)
+                assert_allclose(layer.graph.to_dense(), weights, **close)
                 if name == "gat":  # whose scores are no products of queries and keys
                     continue
-                assert_allclose(layer.matrix.dense(), weights, **close)
+                assert_allclose(layer.matrix.to_dense(), weights, **close)
                 assert_allclose(layer.matrix[2, 1:5, :4], weights[2, 1:5, :4], **close)
                 assert_allclose(layer.matrix.received(), weights.sum(1), rtol=5e-6, atol=5e-6)
                 column = layer.matrix.head(2) @ np.eye(weights.shape[2])[1]
@@ -139,7 +139,7 @@ def test_history_of_a_run(run: Path) -> None:
                 assert_allclose(matrix, golden.pop(f"{step}/{layer.name}/{name}"), near, near)
             if step == 8:
                 weights = golden.pop(f"8/{layer.name}/probe")
-                assert_allclose(layer.graph.dense(), weights, rtol=1e-4, atol=1e-4)
+                assert_allclose(layer.graph.to_dense(), weights, rtol=1e-4, atol=1e-4)
             product = (layer.matrices["W_Q"] @ layer.matrices["W_K"].mT).double()
             symmetry = (product * product.mT).sum((1, 2)) / product.square().sum((1, 2))
             assert_allclose(layer.measures["symmetry"], symmetry, rtol=1e-4, atol=1e-5)

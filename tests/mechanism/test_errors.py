@@ -177,7 +177,7 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
     (lambda: matrix(2, 3, 4)[0, 0.5, 0], "matrix[0, 0.5, 0]", "no such cells"),
     (lambda: matrix(2, 3, 4).above(2), "above", "above 0, at most 1"),
     (lambda: matrix(2, 3, 4).head(2), "head", "heads 0 to 1"),
-    (lambda: matrix(1, 20_000, 1).dense(), "dense", "force=True"),
+    (lambda: matrix(1, 20_000, 1).to_dense(), "to_dense", "force=True"),
     (
         lambda: headloom.AttentionMatrix(zeros(1, 2, 4), zeros(1, 3, 4)).reciprocity(),
         "reciprocity",

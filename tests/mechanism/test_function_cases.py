@@ -65,7 +65,7 @@ class TestDropout:
         if path in ("graph", "all"):
             keep = headloom.Top(length) if path == "graph" else headloom.All()
             output, caught = headloom.attend(*inputs, keep=keep, **options)
-            dense = caught.dense() if isinstance(caught, headloom.AttentionGraph) else caught
+            dense = caught.to_dense() if isinstance(caught, headloom.AttentionGraph) else caught
             torch.testing.assert_close(dense, weights)  # weights before dropout
         else:
             output = headloom.attention(*inputs, **options)
@@ -192,7 +192,7 @@ def test_a_row_with_an_infinite_score_says_that_it_is_no_number(backend: Any) ->
     )
     for row in (output.sum(-1), graph.lse, graph.entropy, graph.rest, graph.weights.sum(-1)):
         assert row[0].isnan().tolist() == [False, True, False]
-    assert graph.dense()[0, 1].isnan().all()
+    assert graph.to_dense()[0, 1].isnan().all()
     assert graph.count[0].tolist() == [3, 3, 2]
 
 

@@ -76,7 +76,7 @@ def test_adjacency() -> None:
 
 def test_dense_and_strength() -> None:
     graph = by_hand()
-    assert graph.dense().tolist() == [[[0.25, 0, 0.5], [0, 1, 0]]]
+    assert graph.to_dense().tolist() == [[[0.25, 0, 0.5], [0, 1, 0]]]
     assert graph.strength().tolist() == [[0.25, 1.0, 0.5]]
 
 
@@ -84,7 +84,7 @@ def test_dense_and_strength() -> None:
 @given(st.integers(0, 2**20), st.integers(0, 7), st.booleans())
 def test_dense_is_the_matrix_without_its_weak_edges(seed: int, k: int, batched: bool) -> None:
     graph, weights = random_graph(seed, k, batched=batched)
-    dense = graph.dense()
+    dense = graph.to_dense()
     assert dense.shape == weights.shape == graph.shape
     kept = dense > 0
     torch.testing.assert_close(dense[kept], weights[kept])
@@ -111,7 +111,7 @@ def test_a_batch_is_taken_apart_by_index() -> None:
     assert one.shape == (2, 4, 5)
     assert torch.equal(one.keys, graph.keys[1])
     assert torch.equal(one.rest, graph.rest[1])
-    np.testing.assert_array_less(one.dense(), weights[1] + 1e-6)
+    np.testing.assert_array_less(one.to_dense(), weights[1] + 1e-6)
     assert len(list(graph)) == 3  # iteration ends
     assert torch.equal(graph[-1].keys, graph.keys[2])
 

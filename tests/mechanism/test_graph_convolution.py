@@ -75,7 +75,7 @@ def test_an_observer_sees_the_graph() -> None:
     assert seen is layer and of_one and graph.shape == (2, 4, 4)
     matrix = torch.zeros(2, 4, 4)
     matrix[:, edges[1], edges[0]] = weights.T
-    torch.testing.assert_close(graph.dense(), matrix)
+    torch.testing.assert_close(graph.to_dense(), matrix)
     pair = headloom.GATConv((8, 8), 32)
     pair.observer = layer.observer
     pair((x, x.clone()), EDGES)

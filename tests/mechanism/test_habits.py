@@ -31,7 +31,7 @@ def test_causal_by_either_name_is_causal(options: dict[str, Any]) -> None:
     _, weights = headloom.attend(queries, keys, values, keep="all", **options)
     assert not weights.triu(1).any()
     matrix = headloom.AttentionMatrix(queries[0], keys[0], **options)
-    assert torch.allclose(matrix.dense(), weights[0], atol=1e-6)
+    assert torch.allclose(matrix.to_dense(), weights[0], atol=1e-6)
     trace = headloom.from_queries_keys(queries[0], keys[0], **options)
     assert trace.layers[0].mask == "causal"
     compiled = torch.compile(headloom.attention, fullgraph=True, backend="eager")
@@ -106,14 +106,14 @@ def test_a_matrix_of_a_batch_has_one_for_each_input() -> None:
         assert matrix.shape == (2, 4, 9, 9)
         assert len(matrix) == 2
         for b, one in enumerate(matrix):
-            assert torch.allclose(one.dense(), weights[b], atol=1e-6)
+            assert torch.allclose(one.to_dense(), weights[b], atol=1e-6)
             assert torch.allclose(one.received(), weights[b].sum(1), atol=1e-5)
         assert torch.allclose(torch.as_tensor(np.asarray(matrix)), weights, atol=1e-6)
         assert torch.allclose(matrix[1][2], weights[1, 2], atol=1e-6)
         assert torch.allclose(matrix[1, 2, :3, -1], weights[1, 2, :3, -1], atol=1e-6)
     lse = torch.stack([one.lse for one in matrix])
     again = headloom.AttentionMatrix(queries, keys, sinks=torch.zeros(4), lse=lse)
-    assert torch.allclose(again.dense(), weights, atol=1e-6)
+    assert torch.allclose(again.to_dense(), weights, atol=1e-6)
     rules = headloom.AttentionMatrix(queries, keys, mask=headloom.padding([9, 5]), is_causal=True)
     assert rules[1]._call.mask.bounds(9, 9).rest is None  # not cell by cell
 
@@ -121,9 +121,9 @@ def test_a_matrix_of_a_batch_has_one_for_each_input() -> None:
 def test_a_head_of_a_matrix_is_its_weights() -> None:
     queries, keys, _ = qkv(4, 9, 8)
     matrix = headloom.AttentionMatrix(queries, keys)
-    assert torch.allclose(matrix[2], matrix.dense()[2], atol=1e-6)
+    assert torch.allclose(matrix[2], matrix.to_dense()[2], atol=1e-6)
     assert np.asarray(matrix[2]).shape == (9, 9)
-    assert torch.allclose(matrix[2, 3], matrix.dense()[2, 3], atol=1e-6)
-    assert torch.allclose(torch.stack(list(matrix)), matrix.dense(), atol=1e-6)
+    assert torch.allclose(matrix[2, 3], matrix.to_dense()[2, 3], atol=1e-6)
+    assert torch.allclose(torch.stack(list(matrix)), matrix.to_dense(), atol=1e-6)
     with pytest.raises(AttributeError, match=r"use numpy\.asarray\(matrix\)"):
         untyped.AttentionMatrix(queries, keys).numpy()

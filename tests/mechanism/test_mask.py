@@ -209,7 +209,7 @@ def test_the_matrix_of_a_call_sees_what_the_cells_say(
     generator = torch.Generator().manual_seed(2)
     tensors = [torch.randn(HEADS, n, 3, generator=generator) for n in (queries, keys)]
     matrix = headloom.AttentionMatrix(*tensors, mask=mask)
-    weights = matrix.dense()
+    weights = matrix.to_dense()
     allowed = whole(mask, queries, keys)[0]
     assert torch.equal(weights > 0, allowed)
     assert torch.allclose(matrix.received(), weights.sum(1), atol=1e-5)

@@ -158,7 +158,7 @@ class TestTorch:
         model = Model().eval()
         trace = headloom.trace(model, random(1, 5, 8).float())
         (layer,) = trace.layers
-        torch.testing.assert_close(layer.matrix.dense(), model.weights[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(layer.matrix.to_dense(), model.weights[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("assign", (False, True))

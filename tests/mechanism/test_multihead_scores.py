@@ -98,7 +98,7 @@ def test_a_layer_is_its_formula(options: dict[str, Any], relative: RelativeKind)
     trace = headloom.trace(Model(), inputs.float(), keep=headloom.All())
     assert isinstance(trace, headloom.Trace)
     (traced,) = trace.layers
-    assert_close(traced.graph.dense().double(), weights, rtol=0, atol=2e-5)
+    assert_close(traced.graph.to_dense().double(), weights, rtol=0, atol=2e-5)
     assert traced.matrix is not None
-    assert_close(traced.matrix.dense().double(), weights, rtol=0, atol=2e-5)
+    assert_close(traced.matrix.to_dense().double(), weights, rtol=0, atol=2e-5)
     assert trace.deviation is not None and trace.deviation < 1e-5

@@ -178,7 +178,7 @@ def test_kernels_and_matrix_know_them(
         return
     matrix = headloom.AttentionMatrix(tensors[0][0], tensors[1][0], relative=relative)
     weights = graph[0]
-    assert torch.allclose(matrix.dense(), weights, atol=1e-5)
+    assert torch.allclose(matrix.to_dense(), weights, atol=1e-5)
     assert torch.allclose(matrix.received(), weights.sum(1), atol=1e-5)
     assert torch.allclose(matrix.sum_of_squares(), weights.square().sum(-1), atol=1e-5)
     assert torch.allclose(matrix[1, 0:1, :], weights[1, 0:1], atol=1e-5)

@@ -114,7 +114,7 @@ def test_a_real_encoder() -> None:
     assert isinstance(trace, headloom.Trace) and trace.tokens[1] == "the"
     assert len(trace.layers) == 6
     for layer, weights in zip(trace.layers, found.attentions, strict=True):
-        assert torch.allclose(layer.graph.dense(), weights[0], atol=1e-5)
+        assert torch.allclose(layer.graph.to_dense(), weights[0], atol=1e-5)
     docs = (Path(__file__).parents[2] / "docs" / "export.md").read_text("utf-8")
     block = docs.split("## The other way")[1].split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def test_language_models(kind: str, choices: dict[str, Any], tmp_path: Path) -> 
     assert isinstance(first, list) is isinstance(second, list)
     traces = [each[0] if isinstance(each, list) else each for each in (first, second)]
     for mine, other in zip(traces[0].layers, traces[1].layers, strict=True):
-        assert torch.allclose(mine.graph.dense(), other.graph.dense(), atol=1e-5)
+        assert torch.allclose(mine.graph.to_dense(), other.graph.to_dense(), atol=1e-5)
 
 
 @pytest.mark.parametrize(

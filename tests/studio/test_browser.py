@@ -41,7 +41,7 @@ def test_heads_to_threads_to_matrix_and_back(studio, pair_trace) -> None:
     # A tile shows its head: a pixel for each cell, brighter colours where weights are larger.
     assert page.locator('.tile[aria-current="true"]').get_attribute("data-cell") == "2.1"
     colours = sheet_dots(page, 2, 1, 4, 7).astype(int).sum(-1)
-    weights = pair_trace.layer("cross", 0).graph.dense()[1]
+    weights = pair_trace.layer("cross", 0).graph.to_dense()[1]
     assert int(colours.argmin()) == int(weights.flatten().argmax())  # light: dark is much
 
     page.keyboard.press("Enter")
@@ -98,7 +98,7 @@ def test_threads_of_several_heads_without_sinks(studio, minilm_trace, minilm_pag
     page.keyboard.press("s")
     page.locator(".panel", has_text="hidden; they hold").wait_for()
     # By the numbers of the trace: what rows 1 of the two heads give to [CLS] and [SEP].
-    dense = minilm_trace.layers[4].graph.dense()[[0, 3], 1]
+    dense = minilm_trace.layers[4].graph.to_dense()[[0, 3], 1]
     held = 100 * float((dense[:, 0] + dense[:, -1]).mean())
     said = f"{held:.0f} %" if held >= 10 else f"{held:.1f} %"
     assert f"they hold {said}" in panel(page).replace("\u00a0", " ")

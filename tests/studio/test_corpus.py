@@ -70,7 +70,7 @@ def test_a_head_over_the_texts(viewer: Viewer) -> None:
     assert tokens[4 - start] == f"w{(STRONGEST + 4) % 12}"
     weights = [one["weight"] for one in found["exemplars"]]
     assert weights == sorted(weights, reverse=True) and len(weights) == 20
-    dense = [text(number).layers[0].graph.dense()[1] for number in range(TEXTS)]
+    dense = [text(number).layers[0].graph.to_dense()[1] for number in range(TEXTS)]
     assert weights[1] == pytest.approx(sorted(float(one.max()) for one in dense)[-2], abs=1e-6)
     same = [float(one.diagonal().mean()) for one in dense]
     assert found["spreads"]["same"]["mean"] == pytest.approx(sum(same) / TEXTS, rel=1e-5)
@@ -113,13 +113,13 @@ def test_on_the_screen(studio: Any, viewer: Viewer) -> None:
     page.locator(".corpus[aria-busy=false] .exemplars li").first.wait_for()
     rows = page.locator(".exemplars li")
     assert rows.count() == 20
-    best = text(STRONGEST).layers[0].graph.dense()[1]
+    best = text(STRONGEST).layers[0].graph.to_dense()[1]
     first = rows.first
     assert first.locator("strong").inner_text() == f"{float(best.max()):.4f}"
     assert first.locator(".query").inner_text() == f"w{(STRONGEST + 6) % 12}"
     assert first.locator(".key").inner_text() == f"w{(STRONGEST + 4) % 12}"
     assert f"{STRONGEST:03}" in first.inner_text()
-    dense = [text(number).layers[0].graph.dense()[1] for number in range(TEXTS)]
+    dense = [text(number).layers[0].graph.to_dense()[1] for number in range(TEXTS)]
     median = float(np.median([float(one.diagonal().mean()) for one in dense]))
     row = page.locator(".spreads tr", has=page.locator("button", has_text=re.compile("^same$")))
     assert float(row.locator(".number").inner_text()) == pytest.approx(median, rel=6e-3)

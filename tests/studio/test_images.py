@@ -40,7 +40,7 @@ def words(serving: Serving) -> tuple[Viewer, headloom.Trace, int]:
 
 
 def test_the_map_of_a_patch(viewer: Viewer, grid: headloom.Trace) -> None:
-    dense = grid.layers[0].graph.dense().double()
+    dense = grid.layers[0].graph.to_dense().double()
     _, seen = ask(viewer, "/api/examples/0/layers/0/looks/1/5/0/0/0")
     assert (seen["rows"], seen["columns"], seen["pixels"]) == (ROWS, COLUMNS, None)
     assert seen["weights"] == pytest.approx(dense[1, 5, 1:].tolist(), abs=1e-6)
@@ -88,7 +88,7 @@ def order(values: Any) -> list[int]:
 
 
 def test_on_the_screen(studio: Any, viewer: Viewer, grid: headloom.Trace) -> None:
-    dense = grid.layers[0].graph.dense().double()
+    dense = grid.layers[0].graph.to_dense().double()
     page = studio.served(viewer, "#view=heads")
     page.locator(".stage .tile").first.wait_for()
     page.keyboard.press("i")

@@ -103,7 +103,7 @@ def test_the_page_holds_the_exact_weights(pair_trace) -> None:
             dense = np.zeros((queries, length), np.float32)
             row, place = np.nonzero(there)
             dense[row, keys[row, place]] = weights[row, place]
-            assert np.array_equal(dense, layer.graph.dense()[head].numpy())
+            assert np.array_equal(dense, layer.graph.to_dense()[head].numpy())
             # The score that the page shows: log(weight) + lse.
             with np.errstate(divide="ignore"):
                 scores = np.log(weights.astype(float)) + lse[:, None]
@@ -173,7 +173,7 @@ def test_history_is_quantised_as_it_says(pair_trace) -> None:
     assert layer["name"] == "cross"
     weights = np.frombuffer(bytes_of(pack["history/layers/2/weights"]), np.uint8) / 255.0
     weights = weights.reshape(3, 4, 4, 7)
-    assert np.abs(weights[1] - original.graph.dense().sqrt().numpy()).max() <= 0.5 / 255 + 1e-7
+    assert np.abs(weights[1] - original.graph.to_dense().sqrt().numpy()).max() <= 0.5 / 255 + 1e-7
     assert layer["norm"][1] == [10.0] * 4
     assert layer["symmetry"][0] == [None] * 4
     products = np.frombuffer(bytes_of(pack["history/layers/2/products"]), np.int8)

@@ -113,7 +113,7 @@ def test_two_clicks_give_the_strongest_paths(studio: Any, causal: bool) -> None:
 
 def test_between_two_sequences(studio: Any, pair_trace: Trace) -> None:
     encoder, decoder, cross = (
-        layer.graph.dense().double().mean(0).numpy() for layer in pair_trace.layers
+        layer.graph.to_dense().double().mean(0).numpy() for layer in pair_trace.layers
     )
     # 7 of the source, then 4 of the target; the encoder changes the source alone.
     steps = []

@@ -56,7 +56,7 @@ def test_the_training_says_what_its_pictures_leave_out(
     shares: list[float] = []
     for layer in snapshot.layers:
         seen = layer.graph.count > 0
-        mass = layer.graph.dense().double().sum(-1)
+        mass = layer.graph.to_dense().double().sum(-1)
         shares += (torch.where(seen, 1 - mass, 0).sum(-1) / seen.sum(-1)).tolist()
     assert max(shares) > 0.5
     words = [f"{100 * share:.{0 if share >= 0.1 else 1}f}\u00a0% not shown" for share in shares]

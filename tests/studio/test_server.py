@@ -40,9 +40,9 @@ def test_the_pieces_are_those_of_the_collection(
     tile = np.frombuffer(
         client.get("/api/examples/0/layers/2/heads/1/matrix/max/0/0/0")[2], "<f2"
     ).reshape(4, 7)
-    assert np.allclose(tile, layer.graph.dense()[1].numpy(), atol=5e-4)
+    assert np.allclose(tile, layer.graph.to_dense()[1].numpy(), atol=5e-4)
     cell = client.json("/api/examples/0/layers/2/heads/1/cells/3/6")
-    assert cell["weight"] == pytest.approx(float(layer.graph.dense()[1, 3, 6]), rel=1e-4)
+    assert cell["weight"] == pytest.approx(float(layer.graph.to_dense()[1, 3, 6]), rel=1e-4)
     queries_of = client.get("/api/examples/0/layers/2/heads/1/queries/6")[2]
     rows = np.frombuffer(queries_of, "<u4", len(queries_of) // 8)
     assert sorted(rows.tolist()) == [0, 1, 2, 3]

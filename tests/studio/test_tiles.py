@@ -75,7 +75,7 @@ def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace) -> None:
     layer = dataclasses.replace(trace.layers[0], data=LayerInMemory(trace.layers[0].graph))
     bare = dataclasses.replace(trace, layers=(layer,))
     tiles = tiles_of(bare)
-    dense = layer.graph.dense()[0]
+    dense = layer.graph.to_dense()[0]
     tile = np.frombuffer(tiles.tile(0, Tile(0, "max", 0, 1, 1)), "<f2").reshape(256, 256)
     assert np.allclose(tile, dense[256:512, 256:512].numpy(), rtol=2**-10, atol=1e-7)
     kept = int(layer.graph.keys[0, 900, 2])

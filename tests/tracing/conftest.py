@@ -317,7 +317,7 @@ def largest_difference(traces: list[Trace], inputs: dict, expected: dict) -> flo
             columns = real.get(layer.keys_from, slice(None))
             weights = whole[:, rows, columns]
             assert layer.graph.shape == weights.shape
-            largest = max(largest, float((layer.graph.dense() - weights).abs().max()))
+            largest = max(largest, float((layer.graph.to_dense() - weights).abs().max()))
             used += 1
     assert used == len(traces) * sum(map(len, expected.values()))
     return largest
@@ -337,9 +337,9 @@ def assert_dense(
     matrix: whether what is computed from queries and keys is held against it too.
     """
     for layer, weights in zip(layers, expected, strict=True):
-        torch.testing.assert_close(layer.graph.dense(), weights[sample], atol=error, rtol=0)
+        torch.testing.assert_close(layer.graph.to_dense(), weights[sample], atol=error, rtol=0)
         if matrix:
-            torch.testing.assert_close(layer.matrix.dense(), weights[sample], atol=error, rtol=0)
+            torch.testing.assert_close(layer.matrix.to_dense(), weights[sample], atol=error, rtol=0)
 
 
 def as_list(found: Trace | list[Trace]) -> list[Trace]:

@@ -66,9 +66,11 @@ def test_dropout_of_attention_alone_stays(family_named: Named, implementation, t
         module.train(path.endswith(trained))
     traces = assert_same(model, lambda: model(IDS).logits, keep=headloom.All())
     # Weights are those of the softmax, which no dropout changes.
-    first = model.eval() and headloom.trace(model, IDS, keep=headloom.All()).layers[0].graph.dense()
+    first = (
+        model.eval() and headloom.trace(model, IDS, keep=headloom.All()).layers[0].graph.to_dense()
+    )
     assert len(traces) == RUNS
-    assert all(torch.allclose(t.layers[0].graph.dense(), first, atol=2e-6) for t in traces)
+    assert all(torch.allclose(t.layers[0].graph.to_dense(), first, atol=2e-6) for t in traces)
 
 
 def test_hooks_run_as_often_as_without(family_named: Named) -> None:
@@ -131,7 +133,7 @@ def test_threads_get_what_they_get_without(family_named: Named, generates: bool)
     for trace in watched.traces:
         alone = headloom.trace(model, ids_of(trace), keep=headloom.All())
         for one, other in zip(trace.layers, alone.layers, strict=True):
-            assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
+            assert torch.allclose(one.graph.to_dense(), other.graph.to_dense(), atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["Llama", "own"])

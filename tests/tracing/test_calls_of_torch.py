@@ -62,7 +62,7 @@ def test_the_vision_encoder_of_sam_is_traced(tmp_path) -> None:
     with torch.no_grad():
         for layer, module, hidden in zip(trace.layers, layers, seen[-2:], strict=True):
             expected = by_hand(module.attn, hidden)
-            assert torch.allclose(layer.graph.dense().double(), expected, atol=1e-6)
+            assert torch.allclose(layer.graph.to_dense().double(), expected, atol=1e-6)
     headloom.trace(sam_encoder("sdpa"), pixels, save=tmp_path / "t.loom")
     assert len(headloom.open(tmp_path / "t.loom").layers) == 2
 
@@ -89,10 +89,10 @@ def test_siglip_pools_the_patches_that_its_encoder_has(implementation: str) -> N
     for number, trace in enumerate(traces):
         encoder, pooling = trace.layers
         assert not trace.not_traced
-        assert torch.allclose(pooling.graph.dense(), expected[number], atol=1e-6)
+        assert torch.allclose(pooling.graph.to_dense(), expected[number], atol=1e-6)
         assert (pooling.kind, pooling.queries_from) == ("cross", "patches-1")
         assert pooling.keys_from == encoder.keys_from == "patches"
         assert pooling.key_tokens == encoder.key_tokens
         # The image that is pooled went through the encoder: half of it came past the layer.
-        through = pooling.graph.dense().mean(0) @ trace.rollout(kind="encoder")
+        through = pooling.graph.to_dense().mean(0) @ trace.rollout(kind="encoder")
         assert torch.allclose(trace.rollout(), through / 2, atol=1e-5)

@@ -45,8 +45,8 @@ def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:
         _, dense = headloom.attend(queries, keys, keys, keep=headloom.All())
     graph = trace.layers[0].graph
     assert graph.k == 4
-    assert torch.allclose(graph.dense(), dense[0], atol=1e-6)
-    assert torch.allclose(graph.dense().sum(-1), torch.ones(4, 4), atol=1e-6)
+    assert torch.allclose(graph.to_dense(), dense[0], atol=1e-6)
+    assert torch.allclose(graph.to_dense().sum(-1), torch.ones(4, 4), atol=1e-6)
     assert torch.equal(trace.layers[0].queries, queries[0])
     assert torch.equal(trace.layers[0].keys, keys[0])
     # In every layer, scores are scale * queries . keys: the kept ones are among them.
@@ -100,8 +100,8 @@ def test_mass_on_cut_keys_becomes_rest() -> None:
     queries = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     _, graph = headloom.attend(queries, queries, queries, keep=headloom.Top(5))
     part = cut(graph, slice(0, 3), slice(1, 4))
-    dense = graph.dense()[:, :3, 1:4]
-    assert torch.allclose(part.dense(), dense)
+    dense = graph.to_dense()[:, :3, 1:4]
+    assert torch.allclose(part.to_dense(), dense)
     assert torch.allclose(part.rest, 1 - dense.sum(-1), atol=1e-6)
     assert (part.weights[..., :-1] >= part.weights[..., 1:]).all()
 

@@ -30,7 +30,7 @@ def assert_equal(grown: Trace, whole: Trace) -> None:
         assert (one.name, one.kind, one.index, one.shape) == (
             other.name, other.kind, other.index, other.shape,
         )  # fmt: skip
-        assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
+        assert torch.allclose(one.graph.to_dense(), other.graph.to_dense(), atol=2e-6)
         assert torch.allclose(one.graph.rest, other.graph.rest, atol=2e-6)
         assert torch.allclose(one.graph.lse, other.graph.lse, atol=1e-5)
         assert torch.equal(one.graph.count, other.graph.count)
@@ -39,7 +39,7 @@ def assert_equal(grown: Trace, whole: Trace) -> None:
         assert torch.allclose(one.value_norms, other.value_norms, atol=1e-5)
         assert one.mask == other.mask
         assert one.no_matrix is None
-        assert torch.allclose(one.matrix.dense(), one.graph.dense(), atol=2e-6)
+        assert torch.allclose(one.matrix.to_dense(), one.graph.to_dense(), atol=2e-6)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -253,8 +253,8 @@ def test_an_encoder_that_writes_has_the_rows_of_its_passes(model_class, config_c
             [torch.nn.functional.pad(row, (0, 9 - row.shape[-1])) for row in rows], 1
         )
         assert layer.shape == (4, 9, 9)
-        assert torch.allclose(layer.graph.dense(), expected, atol=2e-6)
-        assert torch.allclose(layer.matrix.dense(), expected, atol=2e-6)
+        assert torch.allclose(layer.graph.to_dense(), expected, atol=2e-6)
+        assert torch.allclose(layer.matrix.to_dense(), expected, atol=2e-6)
     assert grown.deviation < 5e-6
 
 

@@ -30,7 +30,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def weights_of(layer: headloom.TraceLayer) -> Tensor:
-    return layer.graph.dense().double()
+    return layer.graph.to_dense().double()
 
 
 class Foreign:
@@ -74,7 +74,7 @@ def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formu
     for number, layer in enumerate(trace.layers):
         expected = by_formula(queries[number], keys[number], allowed)
         assert torch.allclose(weights_of(layer), expected, atol=2e-6)
-        assert torch.allclose(layer.matrix.dense().double(), expected, atol=2e-6)
+        assert torch.allclose(layer.matrix.to_dense().double(), expected, atol=2e-6)
         assert layer.value_norms is None
         assert layer.deviation is None
 
@@ -90,7 +90,7 @@ def test_positions_and_caps_are_those_of_attend() -> None:
     expected = (scores - slopes.double()[:, None, None] * distance).softmax(-1)
     assert layer.positions == "alibi"
     assert torch.allclose(weights_of(layer), expected, atol=2e-6)
-    assert torch.allclose(layer.matrix.dense().double(), expected, atol=2e-6)
+    assert torch.allclose(layer.matrix.to_dense().double(), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("added", [0.0, 0.5])
@@ -108,7 +108,7 @@ def test_a_bias_of_minus_infinity_is_a_mask(added: float, tmp_path) -> None:
         (layer,) = one.layers
         assert (layer.kind, layer.mask) == ("decoder", "causal")
         assert layer.positions == ("bias" if added else "none")
-        torch.testing.assert_close(layer.matrix.dense(), masked.layers[0].matrix.dense())
+        torch.testing.assert_close(layer.matrix.to_dense(), masked.layers[0].matrix.to_dense())
         pandas.testing.assert_frame_equal(one.heads(), masked.heads(), atol=1e-6)
     assert np.isnan(trace.heads()["next"]).all()  # no row may look there
 
@@ -158,7 +158,7 @@ def test_weights_are_kept_as_they_are_given(dtype, causal, tmp_path) -> None:
     for number, layer in enumerate(trace.layers):
         assert layer.kind == ("decoder" if causal else "encoder")
         assert layer.mask == ("causal" if causal else "all")
-        assert torch.equal(layer.graph.dense(), given[number].float())
+        assert torch.equal(layer.graph.to_dense(), given[number].float())
         entropy = -torch.special.xlogy(given[number].double(), given[number].double()).sum(-1)
         assert torch.allclose(layer.graph.entropy.double(), entropy, atol=1e-6)
         assert layer.matrix is None
@@ -183,7 +183,7 @@ def test_sinks_take_what_a_row_lacks() -> None:
     given = softmax(2, 5, 5) * 0.75
     given[:, 4] = 0  # of a query that looks nowhere
     (partial,) = headloom.from_weights(given, partial=True).layers
-    assert torch.equal(partial.graph.dense(), given)
+    assert torch.equal(partial.graph.to_dense(), given)
     assert torch.allclose(partial.graph.rest[:, :4], torch.tensor(0.25))
     assert partial.graph.rest[:, 4].tolist() == partial.graph.count[:, 4].tolist() == [0, 0]
     assert bool((partial.graph.lse[:, 4] == -torch.inf).all())

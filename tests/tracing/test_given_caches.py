@@ -59,10 +59,10 @@ def test_a_window_whose_cache_has_let_go_of_keys(
     for layer, weights in zip(headloom.open(tmp_path / "t.loom").layers, expected, strict=True):
         assert layer.shape == tuple(weights.shape)
         assert layer.key_tokens == [f"#{token}" for token in text[0].tolist()]
-        kept = layer.graph.dense()
+        kept = layer.graph.to_dense()
         known = kept > 0 if keep == headloom.Top(2) else torch.ones_like(kept, dtype=torch.bool)
         torch.testing.assert_close(kept[known], weights[known], rtol=0, atol=1e-5)
-        torch.testing.assert_close(layer.matrix.dense(), weights, rtol=0, atol=1e-5)
+        torch.testing.assert_close(layer.matrix.to_dense(), weights, rtol=0, atol=1e-5)
         if received:
             torch.testing.assert_close(layer.graph.received, weights.sum(1), rtol=0, atol=1e-5)
 

@@ -28,7 +28,7 @@ def test_whole_rows_are_a_whole_matrix() -> None:
     trace = from_edges(columns(ROWS[::-1]), mask=causal(), tokens=["a", "b", "c"])
     (layer,) = trace.layers
     expected = torch.tensor([[1, 0, 0], [0.25, 0.75, 0], [0.3, 0.2, 0.5]])
-    assert torch.equal(layer.graph.dense()[0], expected)
+    assert torch.equal(layer.graph.to_dense()[0], expected)
     assert (layer.kind, layer.mask, layer.matrix) == ("decoder", "causal", None)
     assert layer.graph.keys[0, 2].tolist() == [2, 0, 1]
     # -(0.5 ln 0.5 + 0.3 ln 0.3 + 0.2 ln 0.2), by hand.
@@ -48,7 +48,7 @@ def test_an_encoder_decoder_has_two_lengths(pair_trace: headloom.Trace, mask: An
     for layer, known in zip(trace.layers, pair_trace.layers, strict=True):
         assert (layer.kind, layer.shape) == (known.kind, known.shape)
         assert (layer.queries_from, layer.keys_from) == (known.queries_from, known.keys_from)
-        assert torch.allclose(layer.graph.dense(), known.graph.dense(), atol=1e-6)
+        assert torch.allclose(layer.graph.to_dense(), known.graph.to_dense(), atol=1e-6)
         if mask is not None or layer.kind != "decoder":
             assert torch.equal(layer.graph.count, known.graph.count)
 

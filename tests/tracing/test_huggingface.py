@@ -41,9 +41,9 @@ def test_the_matrix_of_every_layer_is_what_was_traced(family, tmp_path) -> None:
         for trace in traces:
             for layer in trace.layers:
                 assert layer.no_matrix is None
-                dense = layer.graph.dense()
+                dense = layer.graph.to_dense()
                 assert layer.matrix.shape == dense.shape
-                assert torch.allclose(layer.matrix.dense(), dense, atol=2e-6)
+                assert torch.allclose(layer.matrix.to_dense(), dense, atol=2e-6)
                 assert torch.allclose(layer.matrix[1, 2:5, 1:4], dense[1, 2:5, 1:4], atol=2e-6)
                 again = layer.matrix.top(3)
                 assert torch.allclose(again.weights, layer.graph.weights[..., :3], atol=2e-6)

@@ -23,7 +23,7 @@ def test_a_mask_that_hides_a_whole_row_by_the_lowest_number(family_named, implem
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": added}
     trace = headloom.trace(model, inputs, keep=headloom.All())
     for layer in trace.layers:
-        torch.testing.assert_close(layer.graph.dense()[:, 2], torch.full((4, 4), 0.25))
+        torch.testing.assert_close(layer.graph.to_dense()[:, 2], torch.full((4, 4), 0.25))
         assert "too large for float32" in layer.no_matrix
 
 

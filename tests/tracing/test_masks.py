@@ -140,8 +140,8 @@ def test_a_model_looks_where_it_looks_without_headloom(family: Family) -> None:
     assert trace.deviation is not None
     assert trace.deviation < 5e-6
     for layer, weights in zip(layers, expected[group], strict=True):
-        assert torch.allclose(layer.graph.dense(), weights[0, :, :, : layer.shape[2]], atol=2e-6)
-        ahead = float(layer.graph.dense().triu(1).max())
+        assert torch.allclose(layer.graph.to_dense(), weights[0, :, :, : layer.shape[2]], atol=2e-6)
+        ahead = float(layer.graph.to_dense().triu(1).max())
         assert (ahead == 0) == (family.kind == "decoder")
 
 

@@ -99,7 +99,7 @@ def test_a_mask_and_is_causal_together_hide_what_either_hides(kind: str) -> None
     scores = scores.masked_fill(~cells, -torch.inf) if kind == "cells" else scores + model.mask
     expected = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
     trace = headloom.trace(model, tokens)
-    torch.testing.assert_close(trace.layers[0].graph.dense(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(trace.layers[0].graph.to_dense(), expected, rtol=1e-4, atol=1e-6)
 
 
 class Grouped(nn.Module):
@@ -128,5 +128,5 @@ def test_heads_are_grouped_as_torch_groups_them(queries, keys, values, masked) -
     weights = scores.softmax(-1)
     torch.testing.assert_close(output, weights @ v.repeat_interleave(heads // values[-3], -3))
     layer = watched.trace.layers[0]
-    torch.testing.assert_close(layer.graph.dense(), weights.reshape(heads, 6, 5))
-    torch.testing.assert_close(layer.matrix.dense(), weights.reshape(heads, 6, 5))
+    torch.testing.assert_close(layer.graph.to_dense(), weights.reshape(heads, 6, 5))
+    torch.testing.assert_close(layer.matrix.to_dense(), weights.reshape(heads, 6, 5))

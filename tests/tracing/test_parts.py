@@ -54,7 +54,7 @@ def test_windows_of_an_image_lie_side_by_side() -> None:
     assert layer.queries_from == layer.keys_from == "patches-4x16"
     assert layer.query_tokens[16:18] == ["part 1, position 0", "part 1, position 1"]
     expected = torch.stack([torch.block_diag(*windows[:, head]) for head in range(2)])
-    assert (layer.graph.dense() - expected).abs().max() <= 2e-6
+    assert (layer.graph.to_dense() - expected).abs().max() <= 2e-6
     assert layer.deviation is not None and layer.deviation < 5e-6
     # The windows differ from each other, or the test would prove little.
     assert (windows[0] - windows[1]).abs().max() > 0.01
@@ -78,7 +78,7 @@ def test_windows_of_several_images_are_refused_by_name() -> None:
         assert len(names) == 2
         assert all(name.startswith("encoder.layers.0.blocks.") for name in names), names
         assert all("a batch of 8 for 2 inputs" in entry["reason"] for entry in trace.not_traced)
-    one, two = (trace.layers[0].graph.dense() for trace in traces)
+    one, two = (trace.layers[0].graph.to_dense() for trace in traces)
     assert (one - two).abs().max() > 0.01
 
 
@@ -126,4 +126,4 @@ def test_an_image_beside_a_text_is_a_sequence_of_its_own() -> None:
         ends = {layer.name.split(".")[0]: layer.queries_from for layer in trace.layers}
         assert (ends["text_model"], ends["image_model"]) == ("tokens", "patches")
         for layer in trace.layers:
-            assert torch.allclose(layer.graph.dense().sum(-1), torch.ones(1), atol=1e-5)
+            assert torch.allclose(layer.graph.to_dense().sum(-1), torch.ones(1), atol=1e-5)

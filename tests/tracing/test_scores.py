@@ -130,7 +130,7 @@ def test_every_score_is_traced(name: str, ruled: bool, tmp_path: Path) -> None:
         assert layer.deviation is not None and layer.deviation <= TOLERANCE
         if name in ("bilinear", "symmetric"):
             assert layer.matrix is not None
-            assert float((layer.matrix.dense() - expected).abs().max()) <= TOLERANCE
+            assert float((layer.matrix.to_dense() - expected).abs().max()) <= TOLERANCE
         else:
             said = f"its score, {type(score).__name__}, is not a product of queries and keys"
             assert layer.matrix is None and layer.no_matrix == said
@@ -165,7 +165,7 @@ def test_a_bilinear_score_beside_positions(relative: str, kv_heads: int) -> None
                 layer.matrix is None and "positions apply to the queries before" in layer.no_matrix
             )
         else:
-            assert float((layer.matrix.dense() - expected).abs().max()) <= TOLERANCE
+            assert float((layer.matrix.to_dense() - expected).abs().max()) <= TOLERANCE
 
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 2], [1, 2, 3, 4, 5, 0, 3, 0]])

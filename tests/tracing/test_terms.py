@@ -106,7 +106,7 @@ def test_the_matrix_of_headlooms_own_layers(relative, tmp_path) -> None:
             (layer,) = found.layers
             assert layer.mask == "window"
             assert layer.terms.window == [4, 2, 0]
-            assert torch.allclose(layer.matrix.dense(), layer.graph.dense(), atol=2e-6)
+            assert torch.allclose(layer.matrix.to_dense(), layer.graph.to_dense(), atol=2e-6)
             assert layer.value_norms.shape == (2, 7)
 
 

@@ -263,7 +263,7 @@ def test_a_classifier(known: bool, tmp_path: Path) -> None:
     check_learned(tmp_path / "run")
     learned = open_run(tmp_path / "run")
     found = classify(learned.model, learned.data, ["the cat sat good", "", "the dog sat bad"])
-    assert [each and each.label for each in found] == ["pos", None, "neg"]
+    assert [each.label for each in found] == ["pos", None, "neg"]
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headloom.api.effects import ablate, relevance
 from headloom.api.evaluation import Evaluation, HeldOut, evaluate_models, results_of_model
-from headloom.api.predict import cannot, predictions, table_of
+from headloom.api.predict import cannot, predictions
 from headloom.api.questions import (
     Inputs,
     PredictOptions,
@@ -248,9 +248,8 @@ class Model(Questions):
                 processor multiplies it.
             described: give objects instead, as ``headloom predict --json`` prints them.
 
-        Returns: of a text, a text; a classifier gives a dict of the probabilities of its classes,
-        the likeliest first, with a ``label`` and its ``probability``. Of several texts a list; a
-        classifier gives a DataFrame with the columns text, label, probability, probabilities.
+        Returns: of a text, a text; a classifier gives a dict of ``label``, ``score`` (its
+        probability) and ``probabilities`` of all classes. Of several texts a list.
 
         Raises: InputError: a model that predicts nothing from text, or a text that is too long.
         """
@@ -261,9 +260,7 @@ class Model(Questions):
             return predictions(self, lines, options, described)
         texts = [lines] if isinstance(lines, str) else list(lines)
         results = list(predictions(self, texts, options, described))
-        if isinstance(lines, str):
-            return results[0]
-        return results if described or self._predicts != "label" else table_of(texts, results)
+        return results[0] if isinstance(lines, str) else results
 
     def generate(
         self,
@@ -299,7 +296,10 @@ class Model(Questions):
         return self.predict(lines, beam=beam, length_penalty=length_penalty)
 
     def classify(self, texts: str | Sequence[str]) -> Any:
-        """Classify texts: a DataFrame; one text: its probabilities. See `predict`."""
+        """Classify a text: a dict of label, score and probabilities; of several a list of them.
+
+        ``pandas.DataFrame(model.classify(texts))`` is a table. See `predict`.
+        """
         if self._predicts != "label":
             raise cannot(self, "label")
         return self.predict(texts)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headloom.api.questions import Kind, PredictOptions, Questions, tell_unknown
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject
-from headloom.training.inference import ClassProbabilities
-
-if TYPE_CHECKING:
-    import pandas
 
 #: Lines that are read, sorted by length and predicted at once.
 WINDOW = 2_000
@@ -27,7 +22,7 @@ _ASKED: dict[Kind, tuple[str, str]] = {
 def predictions(
     model: Questions, lines: Iterable[str], options: PredictOptions, described: bool = False
 ) -> Iterator[Any]:
-    """Yield the result of each line, as `headloom.Model.predict` gives it; None of an empty one."""
+    """Yield the result of each line, as `headloom.Model.predict` gives it."""
     kind, unknown = model._predicts, dict[str, None]()
     if kind is None:
         raise cannot(model, "text", "translation", "label")
@@ -49,12 +44,8 @@ def predictions(
     else:
         while window := list(islice(texts, WINDOW)):
             for text, classes in zip(window, model._classes(window), strict=True):
-                yield _described(text, classes) if described else classes
+                yield {"text": text, **classes} if described else classes
     tell_unknown("the input", list(unknown))
-
-
-def _described(text: str, classes: ClassProbabilities | None) -> JsonObject:
-    return {"text": text, "label": classes and classes.label, "probabilities": dict(classes or {})}
 
 
 def cannot(model: Questions, *kinds: Kind) -> InputError:
@@ -65,16 +56,3 @@ def cannot(model: Questions, *kinds: Kind) -> InputError:
     return InputError(
         f"{model.name}: a {type(model.module).__name__}, which does not {asked}; {instead}"
     )
-
-
-def table_of(
-    texts: Iterable[str], classes: Iterable[ClassProbabilities | None]
-) -> pandas.DataFrame:
-    """Texts and their likeliest classes: columns text, label, probability, probabilities."""
-    import pandas
-
-    rows = [
-        (text, None, None, {}) if found is None else (text, found.label, found.probability, found)
-        for text, found in zip(texts, classes, strict=True)
-    ]
-    return pandas.DataFrame(rows, columns=["text", "label", "probability", "probabilities"])

@@ -33,7 +33,7 @@ from headloom.tracing.names import token_names
 from headloom.tracing.pretrained import find_tokenizer, without_output
 from headloom.tracing.sources.transformers import transformers
 from headloom.training.given import given_columns
-from headloom.training.inference import ClassProbabilities
+from headloom.training.inference import Classification
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -308,12 +308,12 @@ class PretrainedModel(Model):
                 yield {"source": line, "hypotheses": [{"text": text} for text in best]}
 
     @torch.no_grad()
-    def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
+    def _classes(self, texts: Sequence[str]) -> list[Classification]:
         module = self._network
-        results: list[ClassProbabilities | None] = []
+        results: list[Classification] = []
         for text in texts:
             if not text.strip():
-                results.append(None)
+                results.append(Classification({}))
                 continue
             batch = self._words(text, return_tensors="pt", truncation=True, verbose=False)
             self._drop_unread(inputs := {n: ids.to(module.device) for n, ids in batch.items()})
@@ -321,7 +321,7 @@ class PretrainedModel(Model):
                 shares = module(**inputs).logits[0].double().softmax(-1)
             order = shares.argsort(descending=True, stable=True).tolist()
             names = self._config.id2label
-            results.append(ClassProbabilities({str(names[n]): float(shares[n]) for n in order}))
+            results.append(Classification({str(names[n]): float(shares[n]) for n in order}))
         return results
 
     @property

@@ -22,7 +22,7 @@ from headloom.models.dense import Products
 from headloom.tracing.capture import trace_with
 from headloom.tracing.capture import verify as verify_model
 from headloom.tracing.options import TraceOptions
-from headloom.training.inference import ClassProbabilities
+from headloom.training.inference import Classification
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -244,8 +244,8 @@ class Questions:
         """Each line's "source" and "hypotheses", the best first, none of an empty line."""
         self._lacks("translating")
 
-    def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
-        """The probabilities of the classes of each text; None of an empty one."""
+    def _classes(self, texts: Sequence[str]) -> list[Classification]:
+        """Classify texts; an empty one has no label."""
         self._lacks("classifying texts")
 
     def _loss(self, text: object, target: str | None) -> Measure:

@@ -45,7 +45,7 @@ from headloom.training.batches import Batch, padded
 from headloom.training.data import classes_of
 from headloom.training.given import given_task
 from headloom.training.inference import (
-    ClassProbabilities,
+    Classification,
     TrainedRun,
     classify,
     generate_text,
@@ -146,7 +146,7 @@ class RunModel(Model):
             top=options.top_k, top_p=options.top_p, seed=options.seed,
         )  # fmt: skip
 
-    def _classes(self, texts: Sequence[str]) -> list[ClassProbabilities | None]:
+    def _classes(self, texts: Sequence[str]) -> list[Classification]:
         return classify(self._run.model, self._run.data, texts)
 
     def _translations(

@@ -228,7 +228,7 @@ class Head(Drawn):
         layer, every = self.layer, self.layer.data.keeps_every_edge
         matrix = None if every and layer.half_precision else layer.normalised_matrix
         source = layer.graph if matrix is None else matrix
-        return source.of_head(self.number).dense()[0]
+        return source.of_head(self.number).to_dense()[0]
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.weights.cpu().numpy(), dtype)

@@ -28,7 +28,7 @@ TENSORS = (
     "received", "received_most", "received_last",
 )  # fmt: skip
 
-#: Cells above which `AttentionGraph.dense` needs force=True: 1 GiB of float32.
+#: Cells above which `AttentionGraph.to_dense` needs force=True: 1 GiB of float32.
 DENSE_LIMIT = 2**28
 
 
@@ -130,8 +130,8 @@ class AttentionGraph(DrawnHeads):
 
     _elsewhere: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
-            ("sum", "mean", "max", "argmax", "topk", "numpy", "to_dense"),
-            'dense(), or headloom.attend(..., keep="all") for the weights as a tensor',
+            ("sum", "mean", "max", "argmax", "topk", "numpy"),
+            'to_dense(), or headloom.attend(..., keep="all") for the weights as a tensor',
         ),
         **dict.fromkeys(("nodes", "edges", "neighbors"), "to_networkx(head)"),
     }
@@ -297,7 +297,7 @@ class AttentionGraph(DrawnHeads):
         matrix.sort_indices()
         return matrix
 
-    def dense(self, force: bool = False) -> Tensor:
+    def to_dense(self, force: bool = False) -> Tensor:
         """Return the kept weights as a dense tensor of the graph's `shape`, 0 elsewhere.
 
         A row with a score of NaN or infinity is NaN, as with softmax.
@@ -307,9 +307,9 @@ class AttentionGraph(DrawnHeads):
         cells = int(np.prod(self.shape))
         if cells > DENSE_LIMIT and not force:
             raise InputError(
-                f"dense: {describe(self.keys)} edges make a matrix of {self.shape}, "
+                f"to_dense: {describe(self.keys)} edges make a matrix of {self.shape}, "
                 f"{cells * self.weights.element_size() / 2**30:.1f} GiB. Use adjacency(head), or "
-                "dense(force=True)."
+                "to_dense(force=True)."
             )
         # Empty slots write into one extra column, which is cut off.
         columns = torch.where(self.keys >= 0, self.keys, self.length).long()

@@ -51,7 +51,7 @@ class Score(ABC):
     >>> import headloom
     >>> queries, keys = torch.tensor([[[3., 4.]]]), torch.tensor([[[30., 40.], [-4., 3.]]])
     >>> matrix = headloom.AttentionMatrix(queries, keys, score=Cosine(), scale=math.log(3))
-    >>> matrix.dense()                                   # cosines 1 and 0: e^score is 3 and 1
+    >>> matrix.to_dense()                                   # cosines 1 and 0: e^score is 3 and 1
     tensor([[[0.7500, 0.2500]]])
 
     A score with parameters for each head has a tensor whose first dimension is heads, and sets
@@ -69,7 +69,7 @@ class Score(ABC):
     ...         return self.sharpness * (queries @ keys.mT)
     >>> score = Sharpened(torch.tensor([[[0.]], [[math.log(3)]]]))
     >>> queries, keys = torch.ones(2, 1, 1), torch.tensor([[[1.], [0.]]]).expand(2, 2, 1)
-    >>> headloom.AttentionMatrix(queries, keys, score=score).dense()[:, 0]
+    >>> headloom.AttentionMatrix(queries, keys, score=score).to_dense()[:, 0]
     tensor([[0.5000, 0.5000],
             [0.7500, 0.2500]])
     >>> score.of_head(1).sharpness.shape
@@ -189,7 +189,7 @@ class Bilinear(Score):
     >>> import headloom
     >>> A = torch.tensor([[0., 1.], [0., 0.]])           # score(q, k) = q_1 k_2
     >>> queries, keys = torch.tensor([[[1., 2.]]]), torch.tensor([[[3., math.log(3)], [4., 0.]]])
-    >>> headloom.AttentionMatrix(queries, keys, score=Bilinear(A)).dense()
+    >>> headloom.AttentionMatrix(queries, keys, score=Bilinear(A)).to_dense()
     tensor([[[0.7500, 0.2500]]])
     """
 
@@ -241,7 +241,7 @@ class Additive(Score):
     >>> import headloom
     >>> W, U, v = torch.zeros(1, 2), torch.tensor([[9., 0., 0.]]), torch.tensor([math.log(3)])
     >>> queries, keys = torch.ones(1, 1, 2), torch.eye(3)[None, :2]      # tanh is 1 and 0
-    >>> headloom.AttentionMatrix(queries, keys, score=Additive(W, U, v)).dense()
+    >>> headloom.AttentionMatrix(queries, keys, score=Additive(W, U, v)).to_dense()
     tensor([[[0.7500, 0.2500]]])
     """
 
@@ -295,7 +295,7 @@ class GraphAttention(Score):
     >>> import headloom
     >>> a_1, a_2 = torch.tensor([1.]), torch.tensor([math.log(3)])
     >>> queries, keys = torch.tensor([[[0.]]]), torch.tensor([[[1.], [0.]]])
-    >>> headloom.AttentionMatrix(queries, keys, score=GraphAttention(a_1, a_2)).dense()
+    >>> headloom.AttentionMatrix(queries, keys, score=GraphAttention(a_1, a_2)).to_dense()
     tensor([[[0.7500, 0.2500]]])
     """
 

@@ -107,7 +107,7 @@ def training_history(
     layers, weights, products = [], {}, {}
     for number, layer in enumerate(probe.layers):
         entries = [snapshot.layers[number] for snapshot in snapshots]
-        dense = np.stack([entry.graph.dense().numpy() for entry in entries])
+        dense = np.stack([entry.graph.to_dense().numpy() for entry in entries])
         root = np.sqrt(np.nan_to_num(dense).clip(0, 1))
         weights[number] = np.rint(255 * root).astype(np.uint8).tobytes()
         product, described = _products(entries)

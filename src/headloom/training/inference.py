@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -150,32 +151,33 @@ def generate_text(
     return words.decode_continuation(written[0, len(ids) :].tolist())
 
 
-class ClassProbabilities(dict[str, float]):
-    """The probability of each class, by its name, the likeliest first."""
+class Classification(dict[str, Any]):
+    """Prediction of a classifier: a dict of label, score and probabilities, also attributes.
 
-    @property
-    def label(self) -> str:
-        """The likeliest class."""
-        return next(iter(self))
+    label: the likeliest class; score: its probability; both None of an empty text.
+    probabilities: of each class, by its name, the likeliest first.
+    """
 
-    @property
-    def probability(self) -> float:
-        """Its probability."""
-        return self[self.label]
+    label: str | None
+    score: float | None
+    probabilities: dict[str, float]
+
+    def __init__(self, probabilities: dict[str, float]) -> None:
+        label, score = next(iter(probabilities.items()), (None, None))
+        super().__init__(label=label, score=score, probabilities=probabilities)
+        self.__dict__.update(self)
 
 
-def classify(
-    model: Predictor, data: DataDescription, texts: Sequence[str]
-) -> list[ClassProbabilities | None]:
-    """The probabilities of the classes of texts, by a trained classifier.
+def classify(model: Predictor, data: DataDescription, texts: Sequence[str]) -> list[Classification]:
+    """Classify texts by a trained classifier.
 
-    Args: model: in evaluation mode; data: of its run; texts: an empty one gets None.
+    Args: model: in evaluation mode; data: of its run; texts: an empty one has no label.
     Raises: InputError: the model is no classifier.
     """
     if not model.classifies_texts or data.vocabulary is None:
         raise other_kind(model, "classify texts", "a classifier")
     names, words, longest = classes_of(data), data.vocabulary, longest_text(data)
-    results: list[ClassProbabilities | None] = [None] * len(texts)
+    results = [Classification({}) for _ in texts]
     full = [place for place, text in enumerate(texts) if text.strip()]
     ids = [text_ids(words, texts[place], longest) for place in full]
     for plan in bucketed([(len(each),) for each in ids], 8_192):
@@ -183,5 +185,5 @@ def classify(
             logits = model(padded([ids[index] for index in plan], words.pad))
         for index, row in zip(plan, logits.double().softmax(-1), strict=True):
             order = row.argsort(descending=True, stable=True).tolist()
-            results[full[index]] = ClassProbabilities({names[n]: float(row[n]) for n in order})
+            results[full[index]] = Classification({names[n]: float(row[n]) for n in order})
     return results

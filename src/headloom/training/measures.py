@@ -270,7 +270,7 @@ def language_measures(
 
 
 def translation_measures(written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
-    """Compute BLEU, BLEU lowercased, chrF and TER, with sacreBLEU's signatures.
+    """Compute BLEU, BLEU lowercased, chrF, TER (sacreBLEU) and exact matches.
 
     Results on Multi30k are often lowercased: a different, higher number.
 
@@ -305,4 +305,10 @@ def translation_measures(written: Sequence[str], expected: Sequence[str]) -> lis
 
         signature = str(metric.get_signature())
         measures.append(CorpusMeasure(name, label, sums, formula, higher, 2, signature))
-    return measures
+    return [*measures, exact_match(written, expected)]
+
+
+def exact_match(written: Sequence[str], expected: Sequence[str]) -> CorpusMeasure:
+    """Share of translations that equal their reference."""
+    equal = [float(text == right) for text, right in zip(written, expected, strict=True)]
+    return mean_measure("exact_match", "exactly right", equal, np.ones(len(equal)), higher=True)

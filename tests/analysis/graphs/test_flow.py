@@ -27,8 +27,8 @@ def trace(language_model) -> headloom.Trace:
 
 def test_networkx_finds_the_same_flows(trace) -> None:
     for exact, dense in (
-        (None, [layer.matrix.dense() for layer in trace.layers]),
-        (False, [layer.graph.dense() for layer in trace.layers]),
+        (None, [layer.matrix.to_dense() for layer in trace.layers]),
+        (False, [layer.graph.to_dense() for layer in trace.layers]),
     ):
         layers = [reference.with_residual(weights.mean(0).double()) for weights in dense]
         for position in (4, 11):
@@ -46,7 +46,7 @@ def test_two_ways_by_hand() -> None:
 
 
 def test_flows_between_two_sequences(pair_trace) -> None:
-    dense = {layer.kind: layer.graph.dense().mean(0) for layer in pair_trace.layers}
+    dense = {layer.kind: layer.graph.to_dense().mean(0) for layer in pair_trace.layers}
     network = networkx.DiGraph()
 
     def add(start: str, end: str, weights: torch.Tensor) -> None:

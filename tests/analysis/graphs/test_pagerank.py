@@ -14,7 +14,10 @@ networkx = pytest.importorskip("networkx")
 
 @pytest.mark.parametrize("damping", [0.5, 0.85])
 def test_of_all_weights_and_of_the_kept_edges(case, damping) -> None:
-    for source, weights in ((case.matrix, case.dense), (case.graph, case.graph.dense().double())):
+    for source, weights in (
+        (case.matrix, case.dense),
+        (case.graph, case.graph.to_dense().double()),
+    ):
         found = pagerank(source, damping=damping)
         expected = torch.stack([reference.pagerank(head, damping) for head in weights])
         assert torch.allclose(found.heads.double(), expected, atol=2e-6)
@@ -37,7 +40,7 @@ def test_a_reader_who_sees_nothing_starts_anew() -> None:
     mask = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0]]).bool()
     matrix = headloom.AttentionMatrix(queries, queries, mask=mask)
     _, graph = headloom.attend(queries, queries, queries, mask=mask, keep=headloom.Top(2))
-    expected = reference.pagerank(matrix.dense()[0].double()).float()
+    expected = reference.pagerank(matrix.to_dense()[0].double()).float()
     for source in (matrix, graph):
         assert torch.allclose(pagerank(source).heads[0], expected, atol=1e-6)
 

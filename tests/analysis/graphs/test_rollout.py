@@ -42,7 +42,7 @@ def test_whole_rows_and_columns_agree_with_the_product(
 
 
 def test_of_kept_edges_what_each_row_lacks_is_said(minilm_top) -> None:
-    dense = [layer.graph.dense().mean(0).double() for layer in minilm_top.layers]
+    dense = [layer.graph.to_dense().mean(0).double() for layer in minilm_top.layers]
     expected = reference.rollout(dense).float()
     assert torch.allclose(rollout(minilm_top, exact=False), expected, atol=1e-6)
     rest = 1 - expected.sum(1)
@@ -82,7 +82,7 @@ def test_of_half_precision_rows_sum_to_1(dtype, tmp_path) -> None:
     )  # fmt: skip
     half = headloom.open(tmp_path / "half")
     layer = half.layers[0]
-    assert float((layer.matrix.dense().sum(-1) - 1).abs().max()) > 1e-3
+    assert float((layer.matrix.to_dense().sum(-1) - 1).abs().max()) > 1e-3
     ahead = torch.ones(12, 12, dtype=torch.bool).triu(1)
     dense = []
     for layer in half.layers:
@@ -98,7 +98,7 @@ def test_of_half_precision_rows_sum_to_1(dtype, tmp_path) -> None:
 
 def test_between_two_sequences(pair_trace) -> None:
     """The recursion of the three kinds, written out with dense matrices."""
-    dense = {layer.kind: layer.graph.dense().mean(0) for layer in pair_trace.layers}
+    dense = {layer.kind: layer.graph.to_dense().mean(0) for layer in pair_trace.layers}
     encoder = reference.with_residual(dense["encoder"])
     decoder = reference.with_residual(dense["decoder"])
     assert torch.allclose(rollout(pair_trace, kind="encoder"), encoder, atol=1e-6)
@@ -194,7 +194,7 @@ def test_all_kept_edges_are_the_models_own_though_queries_and_keys_are_rounded(t
     whole = headloom.from_queries_keys(*torch.randn(2, 1, 6, 4))
     whole.save(tmp_path / "half", dtype=torch.bfloat16)
     half = headloom.open(tmp_path / "half")
-    differs = half.layers[0].matrix.dense() - whole.layers[0].matrix.dense()
+    differs = half.layers[0].matrix.to_dense() - whole.layers[0].matrix.to_dense()
     assert float(differs.abs().max()) > 1e-4
     for exact in (None, True, False):
         assert rollout(half, exact=exact) == pytest.approx(rollout(whole), abs=1e-6)

@@ -18,7 +18,10 @@ def by_energy(weights: torch.Tensor) -> float:
 
 
 def test_ranks_are_those_of_the_dense_matrix(case) -> None:
-    for source, weights in ((case.matrix, case.dense), (case.graph, case.graph.dense().double())):
+    for source, weights in (
+        (case.matrix, case.dense),
+        (case.graph, case.graph.to_dense().double()),
+    ):
         expected = torch.stack([reference.effective_rank(head) for head in weights])
         assert torch.allclose(effective_rank(source).double(), expected, rtol=1e-3)
         expected = torch.tensor([by_energy(head) for head in weights])

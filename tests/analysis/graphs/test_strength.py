@@ -22,7 +22,7 @@ networkx = pytest.importorskip("networkx")
 
 def kept(case) -> torch.Tensor:
     """The dense matrix of the kept edges, float64."""
-    return case.graph.dense().double()
+    return case.graph.to_dense().double()
 
 
 def test_received_is_the_sum_of_columns(case) -> None:

@@ -52,7 +52,7 @@ def planted(
 @pytest.mark.parametrize("number", [1, 2, 5])
 @pytest.mark.parametrize("head", [None, 0, 2])
 def test_eigenvalues_and_cut(case, number, head) -> None:
-    for source, dense in ((case.matrix, case.dense), (case.graph, case.graph.dense())):
+    for source, dense in ((case.matrix, case.dense), (case.graph, case.graph.to_dense())):
         weights = (dense.mean(0) if head is None else dense[head]).double().numpy()
         found = token_clusters(source, number, head=head)
         assert found.number == number == found.labels.max() + 1
@@ -67,7 +67,7 @@ def test_eigenvalues_and_cut(case, number, head) -> None:
 def test_no_division_is_below_the_least() -> None:
     matrix, _ = planted(9, 2, 1.0)
     found = token_clusters(matrix, 2, head=1)
-    weights = matrix.dense()[1].double().numpy()
+    weights = matrix.to_dense()[1].double().numpy()
     divisions = (np.array((0, *rest)) for rest in itertools.product((0, 1), repeat=8) if any(rest))
     least = min(cut(weights, labels) for labels in divisions)
     assert found.least <= least + 1e-6

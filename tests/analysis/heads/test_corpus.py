@@ -64,7 +64,7 @@ def test_exemplars_and_words_by_hand(layer: CorpusLayer, traces: list[Trace], si
         counts: dict[str, int] = defaultdict(int)
         rows = 0
         for number, trace in enumerate(traces):
-            dense = trace.layers[1].graph.dense()[head].double()
+            dense = trace.layers[1].graph.to_dense()[head].double()
             rows += len(dense)
             edges = []
             for key, token in enumerate(trace.tokens):
@@ -103,7 +103,7 @@ def test_a_query_without_a_choice_is_no_exemplar() -> None:
     layer = CorpusLayer(trace, 0)
     layer.add(0, trace)
     for head in range(2):
-        dense = trace.layers[0].graph.dense()[head]
+        dense = trace.layers[0].graph.to_dense()[head]
         assert float(dense[0, 0]) == 1
         (one,) = layer.exemplars(head, sinks=True)
         assert one.weight == pytest.approx(float(dense[1:].max()), abs=1e-6)
@@ -127,7 +127,7 @@ def test_words_are_of_all_weights_or_of_the_kept_edges(whole: bool) -> None:
     layer.add(0, trace)
     assert layer.bounds != whole
     graph = headloom.from_queries_keys(queries, keys, keep=headloom.Top(30)).layers[0].graph
-    dense = graph.dense() if whole else trace.layers[0].graph.dense()
+    dense = graph.to_dense() if whole else trace.layers[0].graph.to_dense()
     for word in layer.words(0, sinks=True):
         assert word.share == pytest.approx(float(dense[0, :, int(word.word)].sum()) / 30, abs=1e-6)
     assert layer.spreads(0)["previous"].bounds == (not whole)

@@ -55,7 +55,7 @@ def random_layer() -> Callable[..., tuple[TraceLayer, torch.Tensor]]:
         tokens = torch.randint(0, 8, (40,))
         whole = headloom.trace(model, tokens, keep=headloom.All())
         part = headloom.trace(model, tokens, keep=headloom.Top(keep))
-        return part.layers[0], whole.layers[0].graph.dense().double()
+        return part.layers[0], whole.layers[0].graph.to_dense().double()
 
     return make
 
@@ -106,7 +106,7 @@ def test_against_the_reference(
     random_layer: Make, causal: bool, relative: str, kv_heads: int
 ) -> None:
     layer, weights = random_layer(causal=causal, relative=relative, kv_heads=kv_heads)
-    edges = layer.graph.dense().double()
+    edges = layer.graph.to_dense().double()
     for exact, of in ((None, weights), (True, weights), (False, edges)):
         found = scores(layer, exact)
         for measure in PATTERNS:
@@ -183,7 +183,7 @@ def test_distance_entropy_breadth_and_partners(
     share = (entropy.exp() / counts)[:, counts > 1].mean(-1)
     found = scores(layer)
     assert torch.allclose(found["distance"].score, away, atol=1e-4)
-    edges = layer.graph.dense().double()
+    edges = layer.graph.to_dense().double()
     kept = (edges * (positions[:, None] - positions).abs()).sum(-1).mean(-1)
     assert torch.allclose(scores(layer, False)["distance"].score, kept, atol=1e-4)
     for exact in (True, False):
@@ -202,7 +202,7 @@ def test_distance_entropy_breadth_and_partners(
 def test_between_two_sequences(pair_trace: Trace) -> None:
     layer = pair_trace.layer("cross", 0)
     found = scores(layer)
-    weights = layer.graph.dense()
+    weights = layer.graph.to_dense()
     assert torch.allclose(found["first"].score.float(), weights[..., 0].mean(-1))
     assert not {"previous", "next", "same", "local", "partner", "distance"} & set(found)
     layer = layer_of_weights(torch.eye(3)[None, :2], ["a", "b"], key_tokens=["b", "a", "x"])

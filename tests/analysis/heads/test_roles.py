@@ -180,7 +180,7 @@ def test_sinks_are_the_same_whatever_was_kept() -> None:
     # By hand: what each key gets from rows more than 4 tokens away, beside an even row.
     i = torch.arange(60)
     far = ((i[:, None] - i).abs() > 4) & (i <= i[:, None])
-    dense = every[0].graph.dense().double()
+    dense = every[0].graph.to_dense().double()
     rows = far.sum(0).clamp(min=1)
     chance = (far / (i[:, None] + 1.0)).sum(0) / rows
     by_hand = ((dense * far).sum(1) / rows - chance) / (1 - chance)

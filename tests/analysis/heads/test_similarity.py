@@ -12,7 +12,7 @@ from headloom.api.trace import Trace
 
 
 def test_against_the_definition(monkeypatch, minilm_trace: Trace, minilm_top: Trace) -> None:
-    dense = torch.cat([layer.graph.dense() for layer in minilm_trace.layers]).double()
+    dense = torch.cat([layer.graph.to_dense() for layer in minilm_trace.layers]).double()
     roots = dense.sqrt()
     expected = torch.einsum("aij,bij->ab", roots, roots).numpy() / 19
     assert np.allclose(similarity(minilm_trace).affinity, expected, atol=1e-5)
@@ -20,7 +20,7 @@ def test_against_the_definition(monkeypatch, minilm_trace: Trace, minilm_top: Tr
     assert exact.heads[13] == (1, 1)
     assert np.allclose(exact.affinity, expected, atol=1e-5)
     assert np.allclose(np.diag(exact.affinity), 1, atol=1e-5)
-    few = torch.cat([layer.graph.dense() for layer in minilm_top.layers]).double().sqrt()
+    few = torch.cat([layer.graph.to_dense() for layer in minilm_top.layers]).double().sqrt()
     expected = torch.einsum("aij,bij->ab", few, few).numpy() / 19
     assert np.allclose(similarity(minilm_top, exact=False).affinity, expected, atol=1e-5)
     monkeypatch.setattr("headloom.analysis.heads.similarity.BLOCK_CELLS", 19 * 72 * 3)

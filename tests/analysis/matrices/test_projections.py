@@ -79,7 +79,7 @@ def test_they_make_the_queries_values_and_outputs_of_the_model(family) -> None:
         values = states @ found.W_V
         assert torch.allclose(values.norm(dim=-1), layer.value_norms, atol=1e-4)
         whole = found.repeated()
-        mixed = layer.graph.dense() @ (states @ whole.W_V) @ whole.W_O
+        mixed = layer.graph.to_dense() @ (states @ whole.W_V) @ whole.W_O
         own = output[0] if isinstance(output, tuple) else output
         if own.shape[-1] == mixed.shape[-1] and family not in ("Bert", "Roberta"):
             assert torch.allclose(mixed.sum(0), own[0], atol=1e-4)

@@ -153,7 +153,7 @@ def test_a_snapshot_holds_the_matrices_and_the_graph(
     )
     model.set_attn_implementation("eager")
     weights = model.eval()(batches[0][:1], output_attentions=True).attentions
-    assert torch.allclose(layer.graph.dense(), weights[1][0], atol=1e-6)
+    assert torch.allclose(layer.graph.to_dense(), weights[1][0], atol=1e-6)
     product = layer.matrices["W_Q"].double() @ layer.matrices["W_K"].double().mT
     spectrum = torch.linalg.svdvals(product)
     share = spectrum / spectrum.sum(-1, keepdim=True)

@@ -116,7 +116,7 @@ def test_every_question_is_answered_as_by_the_dense_matrix(
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(length, 3, generator=generator).double()
     y = torch.randn(heads, rows, 2, generator=generator).double()
-    close(matrix.dense(), dense)
+    close(matrix.to_dense(), dense)
     close(matrix @ x, dense @ x)
     close(matrix @ x[:, 0], dense @ x[:, 0])
     close(matrix.T @ y, dense.transpose(1, 2) @ y)
@@ -174,8 +174,8 @@ def test_memory_is_linear_and_sizes_are_guarded() -> None:
     matrix = AttentionMatrix(queries, queries)
     assert matrix.shape == (2, 20_000, 20_000)
     torch.testing.assert_close(matrix.received().sum(1), torch.full((2,), 20_000.0))
-    with pytest.raises(headloom.InputError, match="dense: the matrix has 2 x 20000 x 20000 cells"):
-        matrix.dense()
+    with pytest.raises(headloom.InputError, match="to_dense: a matrix of 2 x 20000 x 20000 cells"):
+        matrix.to_dense()
     assert matrix[1, 19_990:, 19_990:].shape == (10, 10)
 
 
@@ -193,15 +193,15 @@ def test_half_precision_does_not_overflow(dtype: torch.dtype) -> None:
     queries, keys = (300 * torch.randn(2, 2, 30, 64, generator=generator)).to(dtype)
     matrix = AttentionMatrix(queries, keys, scale=1e-5)
     wide = AttentionMatrix(queries.double(), keys.double(), scale=1e-5)
-    assert matrix.dense().dtype == torch.float32
-    close(matrix.dense(), wide.dense())
+    assert matrix.to_dense().dtype == torch.float32
+    close(matrix.to_dense(), wide.to_dense())
     close(matrix.T @ queries.new_ones(30), wide.received())
 
 
 def test_more_columns_than_one_call_takes() -> None:
     x = torch.randn(1, 1100, 4, generator=torch.Generator().manual_seed(0))
     matrix = AttentionMatrix(x, x)
-    dense = matrix.dense().double()
+    dense = matrix.to_dense().double()
     close(matrix @ torch.eye(1100), dense)
     close(matrix.T @ torch.eye(1100), dense.transpose(1, 2))
 
@@ -216,6 +216,6 @@ def test_reciprocity_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_with_an_infinite_sink_are_no_numbers() -> None:
     queries, keys = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     matrix = AttentionMatrix(queries, keys, sinks=torch.tensor([torch.inf, 0.0]))
-    rows = matrix.dense().sum(-1), matrix.lse, matrix.entropy(), matrix.top(2).rest
+    rows = matrix.to_dense().sum(-1), matrix.lse, matrix.entropy(), matrix.top(2).rest
     for numbers in (*rows, matrix.received()):
         assert numbers.isnan().all(-1).tolist() == [True, False]

@@ -102,7 +102,7 @@ def test_edges_of_exactly_the_weight_are_kept() -> None:
     """Four equal keys, then one alone: weights of 1/4 and of 1, with no rounding."""
     mask = torch.tensor([[True] * 4 + [False], [False] * 4 + [True], [False] * 5])
     matrix = headloom.AttentionMatrix(torch.zeros(1, 3, 2), torch.zeros(1, 5, 2), mask=mask)
-    assert matrix.dense().tolist() == [[[0.25] * 4 + [0], [0] * 4 + [1], [0] * 5]]
+    assert matrix.to_dense().tolist() == [[[0.25] * 4 + [0], [0] * 4 + [1], [0] * 5]]
     quarter = matrix.above(0.25)
     assert quarter.keys.tolist() == [[[0, 1, 2, 3], [4, -1, -1, -1], [-1] * 4]]
     assert quarter.weights.tolist() == [[[0.25] * 4, [1, 0, 0, 0], [0] * 4]]

@@ -113,7 +113,7 @@ def test_every_question_of_every_score(name: str, causal: bool) -> None:
     padded = np.pad(weights, ((0, 0), (0, 3), (0, 3)))
     blocks = padded.reshape(HEADS, 3, 4, 3, 4)
     for found, expected in (
-        (matrix.dense(), weights),
+        (matrix.to_dense(), weights),
         (matrix[1, 2:5, :3], weights[1, 2:5, :3]),
         (matrix @ torch.from_numpy(vectors), weights @ vectors),
         (matrix.T @ torch.from_numpy(vectors), weights.transpose(0, 2, 1) @ vectors),
@@ -124,14 +124,14 @@ def test_every_question_of_every_score(name: str, causal: bool) -> None:
         (matrix.mass([0, 2]), weights[..., [0, 2]].sum(-1)),
         (matrix.top(2).weights, np.sort(weights, -1)[..., :-3:-1]),
         (matrix.block_summaries(3, 4)[1], blocks.sum((2, 4))[3]),
-        (matrix.of_head(3).dense()[0], weights[3]),
+        (matrix.of_head(3).to_dense()[0], weights[3]),
         (torch.from_numpy(matrix.head(2) @ vectors), weights[2] @ vectors),
         # What a batch of one gives, and the lse of a graph.
         (
             headloom.AttentionMatrix(
                 queries[None], keys[None], mask=mask, score=score, softcap=softcap,
                 lse=matrix.top(1).lse[None],
-            )[0].dense(),
+            )[0].to_dense(),
             weights,
         ),
     ):  # fmt: skip
@@ -143,7 +143,7 @@ def test_the_same_scores_in_attend(name: str) -> None:
     score, formula, factor = SCORES[name]
     queries, keys, weights = weights_by_hand(formula, factor, False, None)
     output, graph = headloom.attend(queries, keys, keys, score=score, keep=headloom.Top(ROWS))
-    np.testing.assert_allclose(graph.dense().numpy(), weights, atol=1e-12)
+    np.testing.assert_allclose(graph.to_dense().numpy(), weights, atol=1e-12)
     np.testing.assert_allclose(output.numpy(), weights @ keys.numpy().repeat(2, 0), atol=1e-12)
     # Graph attention by a list of edges: the complete graph gives the same.
     every = torch.ones(ROWS, ROWS, dtype=torch.bool)

@@ -35,7 +35,7 @@ def test_alignment_has_queries_as_rows_and_keys_as_columns(pair_trace) -> None:
     layer = pair_trace.layer("cross", 0)
     figure = axes = alignment(layer, 2)
     (image,) = axes.images
-    assert np.allclose(image.get_array(), layer.graph.dense()[2])
+    assert np.allclose(image.get_array(), layer.graph.to_dense()[2])
     assert [label.get_text() for label in axes.get_yticklabels()] == layer.query_tokens
     assert [label.get_text() for label in axes.get_xticklabels()] == layer.key_tokens
     # Row 0 is at the top, and so are the names of the columns.
@@ -49,8 +49,8 @@ def test_alignment_has_queries_as_rows_and_keys_as_columns(pair_trace) -> None:
 
 def test_alignment_of_all_heads_is_their_mean(pair_trace) -> None:
     layer = pair_trace.layer("cross", 0)
-    expected = layer.graph.dense().mean(0)
-    for what in (layer, layer.graph, layer.graph.dense(), layer.graph.dense().numpy()):
+    expected = layer.graph.to_dense().mean(0)
+    for what in (layer, layer.graph, layer.graph.to_dense(), layer.graph.to_dense().numpy()):
         assert np.allclose(images(alignment(what))[0].get_array(), expected, atol=1e-6)
     assert "cross layer 0, mean of 4 heads" in words(alignment(layer))
     assert "← queries (just read or written)" in words(alignment(layer))
@@ -101,7 +101,7 @@ def test_heads_shows_each_head_once_kinds_apart(pair_trace) -> None:
     assert len(tiles) == 12
     for number, layer in enumerate(pair_trace.layers):
         for head in range(4):
-            assert np.allclose(tiles[4 * number + head].get_array(), layer.graph.dense()[head])
+            assert np.allclose(tiles[4 * number + head].get_array(), layer.graph.to_dense()[head])
     shown = words(figure)
     assert {"Encoder: the source looks at itself", "Cross: the target looks at the source"} <= shown
     assert "12 heads · 7 source tokens and 4 target tokens" in shown

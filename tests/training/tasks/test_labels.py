@@ -96,17 +96,15 @@ def test_a_run_learns_is_measured_and_classifies(tmp_path: Path, pooling: str) -
     assert (measures["split"], measures["examples"]) == ("test", 6)
     assert measures["accuracy"] == measures["macro_f1"] == 1.0
     good, nothing, bad = classify(run.model, run.data, ["A warm film!", " ", "a flat film"])
-    assert good is not None and bad is not None and nothing is None
-    assert (good.label, bad.label) == ("pos", "neg")
-    assert good.probability == max(good.values()) > 0.5
-    assert math.isclose(sum(good.values()), 1.0)
+    assert (good.label, nothing.label, bad["label"]) == ("pos", None, "neg")
+    assert good.score == good["score"] == max(good.probabilities.values()) > 0.5
+    assert math.isclose(sum(good.probabilities.values()), 1.0)
     # The loss is that of the probabilities, text by text.
     task = make_task(run.config, run.data)
     assert isinstance(task, LabelsTask)
     nats = [
-        -math.log(classified[label])
+        -math.log(classify(run.model, run.data, [text])[0].probabilities[label])
         for label, text in zip(task.texts["test"].labels, task.texts["test"].texts, strict=True)
-        if (classified := classify(run.model, run.data, [text])[0]) is not None
     ]
     assert measures["loss"] == pytest.approx(sum(nats) / 6, rel=1e-5)
 

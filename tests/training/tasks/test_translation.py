@@ -123,7 +123,14 @@ def test_evaluation(folder: Path, model: Transformer) -> None:
     assert told == sorted(told)
     assert len(told) > 10  # at every token: an untrained model does not end
     assert measures["examples"] == 3
-    assert {"bleu", "bleu_lowercase_tokenised", "chrf", "ter", "loss"} <= measures.keys()
+    assert {
+        "bleu",
+        "bleu_lowercase_tokenised",
+        "chrf",
+        "ter",
+        "exact_match",
+        "loss",
+    } <= measures.keys()
     # The loss is the mean over target tokens, pair by pair without padding.
     total, count = 0.0, 0
     for source, target in PAIRS:

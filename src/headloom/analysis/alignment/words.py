@@ -196,7 +196,7 @@ def word_weights(
     parts: list[Tensor] = []
     heads: list[AligningHead] = []
     for number, layer in zip(crossing, layers, strict=True):
-        weights_on_words = weights_of(layer, exact=True).dense().float() @ columns
+        weights_on_words = weights_of(layer, exact=True).to_dense().float() @ columns
         for step in steps:
             parts.append(rows_of[step] @ weights_on_words)
             heads += [AligningHead(number, head, step) for head in range(layer.heads)]

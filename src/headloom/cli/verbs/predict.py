@@ -81,7 +81,7 @@ def predict(
         if as_json:
             print_json(result)
             continue
-        if not isinstance(result, str):  # the probabilities of classes; None of an empty line
-            result = "" if result is None else f"{result.label}\t{result.probability:.4f}"
+        if not isinstance(result, str):  # of a classifier; an empty line has no label
+            result = f"{result.label}\t{result.score:.4f}" if result.label else ""
         print(result, file=exact_output())
         sys.stdout.flush()

@@ -64,7 +64,7 @@ class AttentionMatrix(DrawnHeads):
 
     >>> tokens = torch.eye(3)[None]
     >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))    # e^score is 2 or 1
-    >>> matrix.dense()[0]
+    >>> matrix.to_dense()[0]
     tensor([[0.5000, 0.2500, 0.2500],
             [0.2500, 0.5000, 0.2500],
             [0.2500, 0.2500, 0.5000]])
@@ -76,8 +76,8 @@ class AttentionMatrix(DrawnHeads):
 
     _elsewhere: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("numpy", "to_numpy", "toarray", "todense"), "numpy.asarray(matrix)"),
-        **dict.fromkeys(("to_dense", "weights", "mean", "max", "argmax"), "dense(), a tensor"),
-        "sum": "received(), the sums of columns, or dense()",
+        **dict.fromkeys(("weights", "mean", "max", "argmax"), "to_dense(), a tensor"),
+        "sum": "received(), the sums of columns, or to_dense()",
     }
     #: The matrix of each input of a batch (the batch itself has no call); None: there is no batch.
     _inputs: list[AttentionMatrix] | None = None
@@ -155,7 +155,7 @@ class AttentionMatrix(DrawnHeads):
         return (self[place] for place in range(len(self)))
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.dense().cpu().numpy(), dtype)
+        return np.asarray(self.to_dense().cpu().numpy(), dtype)
 
     @property
     def queries(self) -> Tensor:
@@ -285,18 +285,18 @@ class AttentionMatrix(DrawnHeads):
             tiles.append(calls.tile(self._call.head(head), lse, rows, columns))
         return torch.cat(tiles).squeeze(tuple(numbers))
 
-    def dense(self, *, force: bool = False) -> Tensor:
+    def to_dense(self, *, force: bool = False) -> Tensor:
         """Return the whole matrix as a tensor.
 
         Raises: InputError: it is larger than 1 GiB and force is not set.
         """
         if math.prod(self.shape) > DENSE_LIMIT and not force:
             raise InputError(
-                f"dense: the matrix has {' x '.join(map(str, self.shape))} cells. Ask for tiles, "
+                f"to_dense: a matrix of {' x '.join(map(str, self.shape))} cells. Ask for tiles: "
                 "matrix[head, i:j, k:l], or set force=True."
             )
         if self._inputs is not None:
-            return torch.stack([matrix.dense(force=True) for matrix in self._inputs])
+            return torch.stack([matrix.to_dense(force=True) for matrix in self._inputs])
         if not self.shape[1]:
             return self.queries.new_zeros(self.shape)
         return self._by_blocks(lambda rows, block: block)

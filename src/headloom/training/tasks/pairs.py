@@ -19,6 +19,7 @@ from headloom.training.measures import (
     CorpusMeasure,
     Results,
     digest,
+    exact_match,
     mean_measure,
     translation_measures,
 )
@@ -129,10 +130,8 @@ class PairsTask(TextTask):
         return mean_measure("loss", "loss, nats", nats, tokens, higher=False, per_token=True)
 
     def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
-        """Measure translations: the share that is exactly right."""
-        exact = [float(text == right) for text, right in zip(written, expected, strict=True)]
-        ones = np.ones(len(exact))
-        return [mean_measure("exact_match", "exactly right", exact, ones, higher=True)]
+        """Measure translations: the share that equals its reference."""
+        return [exact_match(written, expected)]
 
 
 def _lengths(pairs: _Encoded) -> list[tuple[int, int]]:
@@ -206,7 +205,7 @@ class TranslationTask(PairsTask):
         return [*([f"{left_out}tokens, are left out."] if count else []), *super().notices()]
 
     def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
-        """Compute BLEU, chrF and TER; see translation_measures."""
+        """Compute BLEU, chrF, TER and exact matches; see translation_measures."""
         return translation_measures(written, expected)
 
 
