@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 import griffe
@@ -18,8 +19,10 @@ from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from typer.main import get_command
 
 import headloom
+from headloom.cli.commands import VERBS, app
 
 ROOT = Path(__file__).parents[1]
 #: A link of a Markdown page: text, then an address, of which a part behind # stays.
@@ -38,6 +41,8 @@ SHOWN_AS = ".txt"
 #: A link of a notebook's page to a Markdown page, which MkDocs leaves as it is written.
 LINK_TO_SOURCE = re.compile(r"(<a [^>]*href=\"(?!\w+:)[^\"#]*)\.md(?=[\"#])")
 
+#: Signs of a help text that Markdown would take for its own.
+HTML = re.compile(r"[|<*_\[\]]")
 #: A picture of a Markdown page, which may be too large for it.
 PICTURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
 
@@ -118,8 +123,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             found = _outside(page, address)
             if found is not None:
                 wanted.add(found)
-    shim = ROOT / "build" / "docs" / "node_modules" / "iframe-worker" / "shim" / "index.js"
-    files.append(File.generated(config, SHIM_HERE, content=shim.read_text("utf-8")))
+    packages = ROOT / "build" / "docs" / "node_modules"
+    copied = {SHIM_HERE: packages / "iframe-worker" / "shim" / "index.js"}
+    katex = packages / "katex" / "dist"
+    for path in [*katex.glob("katex.min.*"), *katex.glob("fonts/*.woff2")]:
+        copied[f"assets/katex/{path.relative_to(katex)}"] = path
+    for name, path in copied.items():
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     for path in sorted(wanted):
         whole = ROOT / path
         if whole.is_file():
@@ -128,6 +138,39 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             content = "\n".join(sorted(str(file.name) for file in whole.iterdir())) + "\n"
         files.append(File.generated(config, _address(path), content=content))
     return files
+
+
+def commands() -> str:
+    """Return the options of every verb of the command line, as Markdown."""
+    verbs = get_command(app).commands
+    lines = []
+    for name in (name for names in VERBS.values() for name in names):
+        hints = get_type_hints(verbs[name].callback)
+        lines += [f"## {name}", "", HTML.sub(r"\\\g<0>", verbs[name].help), ""]
+        lines += ["| | value | default | |", "|---|---|---|---|"]
+        for parameter in verbs[name].params:
+            names = [*parameter.opts, *parameter.secondary_opts]
+            default = "" if parameter.default in (None, False, []) else f"`{parameter.default}`"
+            cells = [
+                f"`{' / '.join(names) if '-' in names[0] else parameter.metavar or names[0]}`",
+                parameter.metavar
+                if "-" in names[0] and parameter.metavar
+                else value_of(hints[parameter.name]),
+                "required" if parameter.required else default,
+                HTML.sub(r"\\\g<0>", parameter.help or ""),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def value_of(hint: Any) -> str:
+    """Return what an option takes, from its type: choices, "path", "number"; nothing of a flag."""
+    parts = [part for part in get_args(hint) if part is not NoneType]
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    words = {bool: "", str: "text", int: "number", float: "number", Path: "path"}
+    return value_of(parts[0]) if parts else words[hint]
 
 
 def source_of(name: str) -> str:
@@ -155,6 +198,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         title = _title(here, address, anchor)
         return match[0] if title is None else f"[{title}]{target}"
 
+    if page.file.src_path == "reference/commands.md":
+        markdown += commands()
     markdown = REFERENCE.sub(lambda match: f"::: {source_of(match[1])}", markdown)
     return LINK.sub(led, NAMED.sub(named, markdown))
 
