@@ -105,7 +105,7 @@ def test_what_cannot_be_compared(
         ((runs / "dates", tmp_path / "seed"), "differ (drawn with training.seed 1 and 2)"),
         ((runs / "dates", runs / "language"), "differ (task.kind dates and language)"),
         ((runs / "dates", tmp_path / "no"), "no such run"),
-        ((runs / "dates", "--data", tmp_path), "data that it draws. Leave it out"),
+        ((runs / "dates", "--data", tmp_path), "generated data. Leave data out"),
     ]
     for arguments, message in cases:
         assert_one_line(headloom_main("evaluate", *arguments), message)

@@ -22,7 +22,7 @@ from headloom.training import config, model_sections, sections
 from headloom.training.config import RunConfig, check_config
 from headloom.training.model_sections import Section, described
 from headloom.training.optimisers import learning_rate
-from headloom.training.settings import habitual, routed, sections_of
+from headloom.training.settings import canonical_names, sections_of, with_settings
 
 TINY: dict[str, Any] = {
     "width": 16, "heads": 2, "feed_forward": 16, "n_layers": 1, "dropout": 0.1, "max_steps": 6,
@@ -231,7 +231,9 @@ def test_minutes_end_a_training_and_its_schedule() -> None:
 def test_keywords_find_their_section(
     task: str, settings: JsonObject, section: str, expected: JsonObject
 ) -> None:
-    assert routed(sections_of({"task": task}), habitual(settings))[section] == expected
+    assert (
+        with_settings(sections_of({"task": task}), canonical_names(settings))[section] == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,17 +244,17 @@ def test_keywords_find_their_section(
             {"max_length": 9},
             r"it is a key of task and of model\. Say task={\.\.\., 'max_length': 9} or",
         ),
-        ({"batch_size": 9}, "Give that, as batch_tokens=2048"),
+        ({"batch_size": 9}, "such as batch_tokens=2048"),
         (
             {"steps": 1, "max_steps": 2},
-            "max_steps is max_steps, which is there already|steps is max",
+            "max_steps means max_steps, which is given too|steps means max",
         ),
         ({"zzz": 9}, "no such key; there are model.activation, "),
     ],
 )
 def test_keywords_that_no_section_has(settings: JsonObject, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        routed(sections_of({"task": "labels"}), habitual(settings))
+        with_settings(sections_of({"task": "labels"}), canonical_names(settings))
 
 
 def test_every_key_is_described_once() -> None:

@@ -132,7 +132,7 @@ def test_of_another_model(tmp_path: Path) -> None:
 def test_with_and_without_a_running_mean(tmp_path: Path, average: bool) -> None:
     model, optimiser = learned(tmp_path / NAME, average)
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    with pytest.raises(DataError, match=r"disagree about training\.average"):
+    with pytest.raises(DataError, match=r"have different training\.average"):
         back(tmp_path / NAME, model, None if average else mean, optimiser)
 
 

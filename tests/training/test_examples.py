@@ -112,10 +112,10 @@ def test_texts_ids_images_and_graphs() -> None:
 @pytest.mark.parametrize(
     ("data", "kind", "roles", "message"),
     [
-        (FRAME, None, {}, "what to learn of the columns 'n', 'review', 'stars' is not clear"),
+        (FRAME, None, {}, "the task of the columns 'n', 'review', 'stars' is not clear"),
         (FRAME, "labels", {"text": "reviews"}, "did you mean 'review'"),
-        (5, None, {}, "a int, '5', which holds no examples"),
-        (object(), None, {}, "which holds no examples"),
+        (5, None, {}, "a int, '5', is not a data set"),
+        (object(), None, {}, "is not a data set"),
         ("no.csv", None, {}, "no such table"),
         ("a text", "labels", {}, "no such file"),
         ({"valid": [("a", "b")], "test": []}, None, {}, "'train' is missing"),

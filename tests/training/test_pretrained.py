@@ -282,8 +282,8 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     del facts["pretrained"]["architecture"]["width"]
     facts["pretrained"]["architecture"]["size"] = 3
     data.write_text(json.dumps(facts))
-    with pytest.raises(DataError, match=r"data\.json of this run does not say what model"):
+    with pytest.raises(DataError, match=r"data\.json of this run lacks the sizes"):
         open_run(tmp_path / "run")
     data.write_text(json.dumps(facts | {"special_tokens": {"pad": "none"}}))
-    with pytest.raises(DataError, match=r"data\.json of this run does not say which tokens"):
+    with pytest.raises(DataError, match=r"data\.json of this run lacks the ids"):
         open_run(tmp_path / "run")

@@ -209,7 +209,7 @@ def test_what_is_wrong_is_said_once(tiny: ConfigMaker, starter: Starter, tmp_pat
     content["task"]["file"] = str(tmp_path / "no")
     ends = starter.run(check_config(content, "test"), tmp_path / "a", 2)
     assert ends[0].startswith("DataError")
-    assert ends[1] == "GroupError: the first process could not begin."
+    assert ends[1] == "GroupError: the first process failed to start."
     assert not (tmp_path / "a").exists()
     ends = starter.run(tiny(peak_learning_rate=1e30, clip_norm=0), tmp_path / "b", 2)
     assert ends[0].startswith("InputError: step ")

@@ -70,7 +70,7 @@ def test_a_full_disk_keeps_the_former_checkpoint(tiny: ConfigMaker, tmp_path: Pa
             before = (path / "checkpoint.safetensors").read_bytes()
             fill(disk)
 
-        with pytest.raises(DataError, match=r"no space left.*file before it is whole; free some"):
+        with pytest.raises(DataError, match=r"no space left.*previous file is intact; free some"):
             train(config, path, AtStep(7, deed))
         assert_kept(path, before)
         assert RunFolder(path).steps_done() == 5

@@ -31,7 +31,7 @@ from headloom.training.examples import end_of
 from headloom.training.in_memory import ENDS, Gathered, gather, is_path
 from headloom.training.progress import Callback, Callbacks, ConsoleProgress
 from headloom.training.sections import TaskSection
-from headloom.training.settings import SECTIONS, habitual, routed, sections_of
+from headloom.training.settings import SECTIONS, canonical_names, sections_of, with_settings
 
 #: Keys of [task] that name columns.
 _ROLES = ("text", "label", "source", "target")
@@ -78,7 +78,7 @@ def train(
 
     Raises: HeadloomError: the data cannot be used, a key is unknown, the folder holds another run.
     """
-    named = habitual(settings)
+    named = canonical_names(settings)
     run = named.pop("run", run)
     content, kept, data = _read(config, data)
     if data is not None:
@@ -129,7 +129,7 @@ class _Plan:
         content = self.content
         if self.data is not None:
             content = {**content, "task": {**content["task"], **self.data.task(folder / "data")}}
-        return check_config(routed(content, self.settings), self.source)
+        return check_config(with_settings(content, self.settings), self.source)
 
     def free(self, first: Path) -> Path:
         """The first folder that is free, or holds this training; of data in files the first."""

@@ -1,4 +1,4 @@
-"""Batches: sequences of like length together, under a budget of tokens, in a repeatable order."""
+"""Batches of sequences of similar length, within a token budget, in a repeatable order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One step's input.
+    """Input and targets of one step.
 
-    inputs: what the model's `outputs` takes, by name; ids (sequences, positions).
+    inputs: inputs of the model's `outputs`, by name; ids (sequences, positions).
     targets: the ids to predict, (sequences, positions); padding does not count.
-    tokens: how many real tokens there are, source and target together.
+    tokens: source and target tokens, without padding.
     """
 
     inputs: dict[str, Tensor]
@@ -24,10 +24,10 @@ class Batch:
     tokens: int
 
     def share(self, rank: int, ranks: int, ignored: int) -> Batch:
-        """Every ranks-th sequence from the rank-th on: what one of several processes learns from.
+        """Return every ranks-th sequence from the rank-th on, for one of several processes.
 
-        Where none is left for it, the first sequence without targets, so that each has something
-        to compute. `tokens` stays that of the whole batch.
+        A process without sequences gets the first one without targets, so that all compute
+        gradients. `tokens` stays that of the whole batch.
 
         >>> tokens = torch.tensor([[1], [2], [3]])
         >>> Batch({"tokens": tokens}, tokens + 1, 3).share(1, 2, ignored=0).inputs["tokens"]
@@ -41,7 +41,7 @@ class Batch:
 
 
 def padded(sequences: Sequence[Sequence[int]], filler: int) -> Tensor:
-    """Ids as one tensor, short sequences filled at their end.
+    """Make a tensor of ids; short sequences are padded at the end.
 
     >>> padded([[5, 6, 7], [8]], filler=0)
     tensor([[5, 6, 7],
@@ -55,14 +55,13 @@ def padded(sequences: Sequence[Sequence[int]], filler: int) -> Tensor:
 def bucketed(
     lengths: Sequence[tuple[int, ...]], budget: int, *, seed: int | None = None
 ) -> list[list[int]]:
-    """Indices of sequences, in batches of like lengths that fill a budget of tokens.
+    """Group indices of sequences into batches of similar length within a token budget.
 
     Args:
         lengths: of each example: the lengths of its sequences, (source, target) or (text,).
-        budget: at most so many tokens in a batch, padding included. A single longer example
-            still makes a batch.
-        seed: shuffles which examples of like length meet, and the order of the batches; None
-            keeps the order of lengths.
+        budget: maximum of tokens in a batch, padding included. A longer example is a batch of
+            its own.
+        seed: shuffles examples of equal length, and the batches; None keeps the order of lengths.
 
     Returns: batches of indices; each index once.
 
@@ -73,7 +72,7 @@ def bucketed(
     order = list(range(len(lengths)))
     if seed is not None:
         random_numbers.shuffle(order)
-    # The longest part first: padding is paid on each part of its own.
+    # By the longest part first: each part is padded separately.
     order.sort(key=lambda index: (max(lengths[index]), lengths[index][::-1]))
     batches: list[list[int]] = []
     current: list[int] = []

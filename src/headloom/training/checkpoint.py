@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a training needs to go on as if it had never stopped."""
+"""Checkpoints: the full state that resumes a training exactly."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from headloom.formats.tensors import load_tensors, save_tensors
 from headloom.training.config import Better
 from headloom.training.ranks import Ranks
 
-#: What to do where a checkpoint cannot be written.
+#: Advice where a checkpoint cannot be written.
 _FULL_DISK = (
-    "The file before it is whole; free some space, and give the command again: it goes on from its "
+    "The previous file is intact; free some space and run the command again: it resumes from the "
     "last checkpoint."
 )
 
 
 @dataclass
 class Position:
-    """Where a training is.
+    """Position of a training.
 
     step: optimiser steps done.
-    epoch, batch: the next batch to learn from.
-    best_loss, best_accuracy: of the best validations so far, perhaps not one and the same.
-    best_step: when the weights were kept.
+    epoch, batch: of the next batch.
+    best_loss, best_accuracy: best so far, possibly of different validations.
+    best_step: step of the kept weights.
     without_better: validations since then.
-    seconds: spent training, over all sessions.
-    tokens: real tokens learned from.
+    seconds: of training, over all sessions.
+    tokens: trained on, without padding.
     """
 
     step: int = 0
@@ -50,11 +50,11 @@ class Position:
     losses: list[float] = field(default_factory=list)
 
     def add_validation(self, loss: float, accuracy: float, rule: Better) -> tuple[bool, bool]:
-        """Take in a validation: whether its weights are the best, and whether patience begins anew.
+        """Add a validation; return whether its weights are the best, and whether patience restarts.
 
-            loss                the weights of the lowest loss are kept; only they renew patience
-            loss-and-accuracy   the weights are kept where loss and accuracy are both as good as
-                                the best of either before; one of the two renews patience
+            loss                a lower loss is better, and restarts patience
+            loss-and-accuracy   better where loss and accuracy both equal or improve on their best;
+                                either of them restarts patience
 
         Source: "loss-and-accuracy", the program of Velickovic et al. 2018,
         https://github.com/PetarV-/GAT.
@@ -78,10 +78,10 @@ class Position:
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """What a training changes, beside the position and the random numbers.
+    """State of a training beside the position and the random numbers.
 
     model: its parameters and buffers.
-    average: the running mean of its parameters, where there is one.
+    average: EMA of its parameters, if configured.
     optimisers: with their moments.
     """
 
@@ -91,9 +91,9 @@ class Learner:
 
     @torch.no_grad()
     def update_average(self, decay: float, steps: int) -> None:
-        """``average <- decay * average + (1 - decay) * weights``; early on with less decay.
+        """Update the EMA: ``average <- decay * average + (1 - decay) * weights``.
 
-        steps: done, this one too.
+        The decay is lower in the first steps. steps: done, including this one.
         """
         if self.average is not None:
             decay = min(decay, steps / (steps + 10))
@@ -102,24 +102,24 @@ class Learner:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model has the running mean as its weights, where there is one, in the block."""
+        """Replace the model's weights by their EMA, if there is one, inside the block."""
         if self.average is None:
             yield
             return
-        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self._take(self.average)
+        weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._set(self.average)
         try:
             yield
         finally:
-            self._take(own)
+            self._set(weights)
 
     @torch.no_grad()
-    def _take(self, weights: dict[str, Tensor]) -> None:
+    def _set(self, weights: dict[str, Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything by its name in a checkpoint; the optimisers' parameters by their numbers."""
+        """Return all tensors by their checkpoint names; optimiser states by parameter number."""
         tensors = {f"model/{name}": value for name, value in _weights(self.model).items()}
         tensors |= {f"average/{name}": value for name, value in (self.average or {}).items()}
         for first, optimiser in self._numbered():
@@ -129,17 +129,17 @@ class Learner:
         return tensors
 
     def _numbered(self) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-        """Each optimiser with the number of its first parameter."""
+        """Yield each optimiser with the number of its first parameter."""
         first = 0
         for optimiser in self.optimisers:
             yield first, optimiser
             first += sum(len(group["params"]) for group in optimiser.param_groups)
 
     def fill(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        """Take the tensors of a checkpoint.
+        """Restore the tensors of a checkpoint.
 
         Raises: DataError: they are of another model. KeyError, ValueError, TypeError, IndexError,
-            RuntimeError: nothing that `tensors` has written.
+            RuntimeError: not written by `tensors`.
         """
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimiser": {}}
         for name, tensor in tensors.items():
@@ -150,7 +150,7 @@ class Learner:
         average = self.average or {}
         if set(parts["average"]) != set(average):
             raise DataError(
-                f"{path}: this checkpoint and the run's config.json disagree about "
+                f"{path}: this checkpoint and the run's config.json have different "
                 "training.average."
             )
         for name, value in average.items():
@@ -167,10 +167,10 @@ class Learner:
 
 
 def save_checkpoint(folder: RunFolder, learner: Learner, position: Position, ranks: Ranks) -> None:
-    """Write a checkpoint, whole or not at all; every process calls this, the first one writes.
+    """Write a checkpoint atomically; every process calls this, the first one writes.
 
-    It holds the weights, their running mean if there is one, the optimisers' moments, torch's
-    random states and the position. Batches follow from seed and position, so they need no state.
+    It holds the weights, their EMA if configured, the optimisers' moments, torch's random states
+    and the position. Batches follow from seed and position, so they need no state.
     """
     states = ranks.random_states()
     if not ranks.leader:
@@ -184,9 +184,9 @@ def save_checkpoint(folder: RunFolder, learner: Learner, position: Position, ran
 
 
 def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks) -> Position:
-    """Put everything back as `save_checkpoint` found it, torch's random state too.
+    """Restore the state saved by `save_checkpoint`, including torch's random state.
 
-    Where another number of processes goes on, their random states are drawn anew from the seed.
+    With another number of processes, their random states are seeded again.
 
     Raises: DataError: damaged, or of another model.
     """
@@ -211,25 +211,25 @@ def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks
 
 
 def seed_ranks(seed: int, step: int, ranks: Ranks) -> None:
-    """Give each of several processes, or one that goes on from several, numbers of its own."""
+    """Seed torch per process, for several processes or after their number has changed."""
     if ranks.count > 1 or step:
         torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + ranks.number + 1) % 2**63)
 
 
 def save_weights(path: Path, model: nn.Module, notes: JsonObject) -> None:
-    """Write a model's weights, whole or not at all."""
+    """Write a model's weights atomically."""
     save_tensors(path, _weights(model), notes, _FULL_DISK)
 
 
 def load_weights(path: Path, model: nn.Module) -> JsonObject:
-    """Fill a model with saved weights; returns the notes."""
+    """Load saved weights into a model; return the notes."""
     tensors, notes = load_tensors(path, "checkpoint")
     _fill(path, model, tensors)
     return notes
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """A model's parameters and buffers, each once: tied ones under their first name."""
+    """Return a model's parameters and buffers; tied ones once, under their first name."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     kept = set(model.state_dict())
     return weights | {name: buffer for name, buffer in model.named_buffers() if name in kept}

@@ -1,7 +1,7 @@
-"""Examples as people have them: columns of a file, or of an object in memory.
+"""Columns of examples, from a file or an object in memory.
 
-Columns are found by the names that the configuration gives (task.text, task.label, task.source,
-task.target), else by habitual names, else the first two are taken.
+Columns are found by the configured names (task.text, task.label, task.source, task.target), else
+by usual names, else by their order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headloom.formats.files import check_file, read_text, reading, text_lines
 #: Values of each column, by its name.
 Columns = dict[str, list[object]]
 
-#: The names by which columns are found where the configuration names none, the likeliest first.
+#: Usual names of columns, the most likely first.
 NAMES = {
     "source": ("source", "src", "input", "question", "prompt"),
     "target": ("target", "tgt", "output", "answer", "translation", "response"),
@@ -31,20 +31,20 @@ NAMES = {
     "label": ("label", "labels", "class", "category", "sentiment", "target", "y"),
     "image": ("image", "images", "img", "pixels", "x"),
 }
-#: Ends of files whose columns have names, without .gz.
+#: Extensions of files whose columns have names, without .gz.
 NAMED_ENDS = (".csv", ".parquet", ".jsonl", ".ndjson", ".json")
 
 
 def end_of(path: Path) -> str:
-    """The end of a file's name in small letters, without .gz: of a.CSV.gz it is .csv."""
+    """Return a file name's extension in lower case, without .gz: .csv of a.CSV.gz."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def read_columns(path: Path, roles: Mapping[str, str | None], what: str) -> list[list[str]] | None:
-    """The texts of a file of CSV, TSV, Parquet or JSON lines, a list for each role.
+    """Read the texts of a file of CSV, TSV, Parquet or JSON lines, a list for each role.
 
-    A TSV has names where its first line has those of all roles; None: it has none, or the file's
-    format is another. roles: see `matched`; what: the name of the file in errors.
+    None: another format, or a TSV whose first line does not name all roles. roles: see `matched`;
+    what: the name of the file in errors.
     """
     if end_of(path) == ".tsv":
         first = [name.strip() for name in read_text(path, what).partition("\n")[0].split("\t")]
@@ -59,7 +59,7 @@ def read_columns(path: Path, roles: Mapping[str, str | None], what: str) -> list
 
 
 def file_columns(path: Path, what: str = "table") -> Columns:
-    """All columns of a file of CSV, TSV, Parquet or JSON lines."""
+    """Read all columns of a file of CSV, TSV, Parquet or JSON lines."""
     end = end_of(path)
     if end == ".parquet":
         import pyarrow.parquet
@@ -81,7 +81,7 @@ def file_columns(path: Path, what: str = "table") -> Columns:
 
 
 def _of_lines(text: str, *, tabs: bool) -> Columns:
-    """The columns of CSV, or of TSV, which has no quotes, by the names in its first line."""
+    """Parse CSV, or TSV without quotes; column names are in the first line."""
     import pandas
 
     table = pandas.read_csv(
@@ -101,7 +101,7 @@ def _of_mappings(rows: Sequence[object], source: object) -> Columns:
         if not isinstance(row, Mapping) or (columns and row.keys() != columns.keys()):
             raise InputError(
                 f"{source}: row {number + 1} is {str(row)[:60]!r}; expected the keys "
-                f"{', '.join(map(str, columns)) or 'of its columns'}, as the first has."
+                f"{', '.join(map(str, columns)) or 'of its columns'}, as in the first row."
             )
         for name, value in row.items():
             columns.setdefault(str(name), []).append(value)
@@ -109,10 +109,10 @@ def _of_mappings(rows: Sequence[object], source: object) -> Columns:
 
 
 def as_columns(data: object) -> Columns:
-    """The columns of an object in memory.
+    """Convert an object in memory to columns.
 
-    A list of texts has one, "text"; a list of pairs, or two lists in a tuple, "0" and "1"; a list
-    of dicts, a dict of lists, a DataFrame, an Arrow table or a Dataset of Hugging Face its own.
+    A list of texts gives "text"; a list of pairs, or two lists in a tuple, "0" and "1"; a list of
+    dicts, a dict of lists, a DataFrame, an Arrow table or a Hugging Face Dataset their columns.
 
     >>> as_columns([("a", "b"), ("c", "d")])
     {'0': ['a', 'c'], '1': ['b', 'd']}
@@ -148,13 +148,13 @@ def as_columns(data: object) -> Columns:
 
 def _not_data(data: object) -> InputError:
     return InputError(
-        f"data: a {type(data).__name__}, {str(data)[:60]!r}, which holds no examples. Give a list "
+        f"data: a {type(data).__name__}, {str(data)[:60]!r}, is not a data set. Give a list "
         "of pairs, two lists, a list of texts, a DataFrame, a Dataset, arrays (X, y) or files."
     )
 
 
 def _named(table: Any, name: object) -> list[object]:
-    """A column; classes of a Dataset of Hugging Face by their names."""
+    """Return a column; classes of a Hugging Face Dataset by their names."""
     values = values_of(table[name])
     features = getattr(table, "features", None)
     names = getattr(features[name] if isinstance(features, Mapping) else None, "names", None)
@@ -162,7 +162,7 @@ def _named(table: Any, name: object) -> list[object]:
 
 
 def _languages(columns: Columns) -> Columns:
-    """The column "translation" of dicts, as Hugging Face has it, as a column for each language."""
+    """Split a Hugging Face column "translation" of dicts into a column for each language."""
     pairs = columns.get("translation", [])
     if not pairs or not isinstance(pairs[0], Mapping):
         return columns
@@ -175,7 +175,7 @@ def _is_column(value: object) -> bool:
 
 
 def values_of(column: Any) -> list[object]:
-    """The values of a list, an array, a Series or a column of a table; images stay arrays."""
+    """Return the values of a list, an array, a Series or a column; images stay arrays."""
     if getattr(column, "ndim", 0) >= 3:
         return column  # type: ignore[no-any-return]
     for name in ("to_list", "to_pylist", "tolist"):
@@ -185,7 +185,7 @@ def values_of(column: Any) -> list[object]:
 
 
 def _are_ids(rows: Sequence[object]) -> bool:
-    """Whether each of the first rows is a sequence of whole numbers."""
+    """Return whether the first rows are sequences of integers."""
     return all(
         isinstance(row, list | tuple)
         and bool(row)
@@ -195,7 +195,7 @@ def _are_ids(rows: Sequence[object]) -> bool:
 
 
 def matched(columns: Columns, roles: Mapping[str, str | None], source: object) -> dict[str, str]:
-    """The column of each role, "text", "label", ...: as named, of a habitual name, or the first."""
+    """Find the column of each role, "text", "label", ...: by name, by a usual name, or by order."""
     places: dict[str, str] = {}
     known = ", ".join(map(repr, columns)) or "none"
     lower = {name.lower(): name for name in reversed(columns)}
@@ -207,9 +207,9 @@ def matched(columns: Columns, roles: Mapping[str, str | None], source: object) -
                 + (f"did you mean {near[0]!r}?" if near else f"there are {known}.")
             )
         if name is None:
-            given = (lower[word] for word in NAMES[role] if word in lower)
+            usual = (lower[word] for word in NAMES[role] if word in lower)
             taken = {*places.values(), *roles.values()}
-            name = next((each for each in given if each not in taken), None)
+            name = next((column for column in usual if column not in taken), None)
         if name is not None:
             places[role] = name
     for role in roles:
@@ -225,7 +225,7 @@ def matched(columns: Columns, roles: Mapping[str, str | None], source: object) -
 
 
 def chosen(columns: Columns, roles: Mapping[str, str | None], source: object) -> list[list[str]]:
-    """The columns of the roles, see `matched`, as texts without spaces around them."""
+    """Return the columns of the roles as texts, stripped of spaces; see `matched`."""
     places = matched(columns, roles, source)
     return [[*_texts(columns[places[role]], f"{source}: {places[role]}")] for role in roles]
 
@@ -242,7 +242,7 @@ def _texts(values: Iterable[object], source: str) -> Iterable[str]:
 
 
 def as_text(value: object) -> str:
-    """A text, a number of a class, or the ids of a sequence with spaces between them; "": none.
+    """Convert a text, a class number, or a sequence of ids (joined by spaces) to text; "": none.
 
     >>> as_text(" a "), as_text(np.int64(3)), as_text(2.0), as_text([5, 6]), as_text(None)
     ('a', '3', '2', '5 6', '')

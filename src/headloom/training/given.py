@@ -1,4 +1,4 @@
-"""Examples that somebody holds, as held-out data of a run."""
+"""Examples of the user, as held-out data of a run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from headloom.training.tasks.task import Task
 
 
 def given_columns(data: object, roles: Mapping[str, str | None]) -> list[list[str]]:
-    """The columns of the roles, of an object in memory, or of files: see `headloom.train`."""
-    paths = [Path(each) for each in ([data] if isinstance(data, str | Path) else _paths(data))]
+    """Read the columns of the roles from memory or files; see `headloom.train`."""
+    paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else _paths(data))]
     if not paths:
         return chosen(as_columns(data), roles, "data")
     if "source" in roles:
@@ -40,7 +40,7 @@ def _paths(data: object) -> Sequence[Path]:
 
 
 def given_task(run: TrainedRun, data: object) -> Task:
-    """The task of a run on other examples, all of them held out."""
+    """Make the task of a run with other examples, all of them held out."""
     task, words, seed = run.config.task, run.vocabulary, run.config.training.seed
     columns = partial(given_columns, data)
     if run.translates:
@@ -53,14 +53,15 @@ def given_task(run: TrainedRun, data: object) -> Task:
         classes = classes_of(run.data)
         if unknown := set(labels) - set(classes):
             raise InputError(
-                f"data: {min(unknown)!r} is no class of this run, which knows "
+                f"data: {min(unknown)!r} is no class of this run; its classes are "
                 f"{', '.join(map(repr, classes[:10]))}. Correct it, or name the column of labels."
             )
-        held, none = LabelledTexts(labels, texts), LabelledTexts([], [])
-        parts = Parts({"train": none, "valid": held, "test": held}, {}, {"classes": classes})
+        held_out, empty = LabelledTexts(labels, texts), LabelledTexts([], [])
+        examples = {"train": empty, "valid": held_out, "test": held_out}
+        parts = Parts(examples, {}, {"classes": classes})
         return LabelsTask(task, seed, words, parts)
     if not isinstance(run.model, LanguageModel):
-        raise InputError(f"{run.folder.path}: this run reads no text; leave the data out.")
+        raise InputError(f"{run.folder.path}: this run reads no text; leave data out.")
     text = "\n".join(columns({"text": getattr(task, "text", None)})[0]) + "\n"
     count = len(words.encode(text))
     if count < 4:

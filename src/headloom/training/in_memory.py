@@ -1,6 +1,6 @@
-"""Data that somebody holds, or files that somebody names, as the files that a task reads.
+"""Data in memory or in files, converted to the files that a task reads.
 
-What is in memory is written once, as JSON lines, text or .npz, and a configuration points there.
+Data of memory are written once, as JSON lines, text or .npz, and the configuration refers to them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from headloom.training.examples import (
     read_columns,
 )
 
-#: What the parts of data are called.
+#: Names of the parts of data.
 PARTS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
          "test": "test"}  # fmt: skip
 #: The columns that tasks read.
 ROLES = {"translation": ("source", "target"), "labels": ("text", "label"), "language": ("text",),
          "images": ("image", "label")}  # fmt: skip
-#: Ends of the names of files of data, without .gz.
+#: Extensions of data files, without .gz.
 ENDS = (*NAMED_ENDS, ".tsv", ".txt", ".npz")
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Data ready for a task: keys of [task] that say where they are, and those that fit them.
+    """Data ready for a task: keys of [task] with their paths, and suitable settings.
 
-    files: what is to be written in the folder; empty: they are files already.
+    files: contents to write to the folder; empty: the data are files already.
     """
 
     kind: str
@@ -52,20 +52,20 @@ class Gathered:
     files: dict[str, bytes] = field(default_factory=dict)
 
     def task(self, folder: Path) -> JsonObject:
-        """The keys of [task], with what is written in this folder."""
+        """Return the keys of [task], for data written in this folder."""
         if not self.files:
             return self.settings
         place = next(key for key in ("folder", "file", "graph") if key in self.settings)
         return {**self.settings, place: str(folder / self.settings[place])}
 
     def write(self, folder: Path) -> None:
-        """Write what is in memory."""
+        """Write the data of memory to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder holds these data."""
+        """Return whether a folder holds these data."""
         return all(
             (folder / name).is_file() and (folder / name).read_bytes() == content
             for name, content in self.files.items()
@@ -73,16 +73,16 @@ class Gathered:
 
 
 def is_path(value: object) -> bool:
-    """Whether a value names files: a Path, or a text that is there or ends as data do."""
+    """Return whether a value is a path: a Path, or a text that exists or has a data extension."""
     if isinstance(value, str) and len(value) < 1_000 and "\n" not in value:
         return end_of(Path(value)) in ENDS or is_there(value)
     return isinstance(value, Path)
 
 
 def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> Gathered:
-    """Data of any form, see `headloom.train`, for a task of a kind; None: of the kind that fits.
+    """Gather data of any form, see `headloom.train`; kind: of the task, None: detect it.
 
-    roles: the names of columns that were given, of "text", "label", "source", "target".
+    roles: the given columns of "text", "label", "source", "target".
     """
     parts = {"train": data}
     if isinstance(data, Mapping) and data and all(str(name) in PARTS for name in data):
@@ -107,18 +107,18 @@ def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> G
         raise InputError(f"task {kind!r}: not learned from columns of texts. Leave data out.")
     wanted = {role: roles.get(role) for role in ROLES[kind]}
     if kind == "labels" and not any(wanted.values()):
-        wanted = _told_apart(columns["train"])
-    texts = {name: chosen(own, wanted, f"data, {name}") for name, own in columns.items()}
+        wanted = _text_and_label(columns["train"])
+    texts = {name: chosen(part, wanted, f"data, {name}") for name, part in columns.items()}
     first = columns["train"][matched(columns["train"], wanted, "data")[ROLES[kind][0]]]
     are_ids = bool(first) and not isinstance(first[0], str)
-    numbers = [part[0] for part in texts.values()] if are_ids else []
+    ids = [part[0] for part in texts.values()] if are_ids else []
     if kind == "language":
-        return _of_texts({name: part[0] for name, part in texts.items()}, numbers)
+        return _of_texts({name: part[0] for name, part in texts.items()}, ids)
     names = {name: f"{name}.jsonl" for name in texts}
     keys = [roles.get(role) or role for role in wanted]
     written = {names[name]: _json_lines(keys, part) for name, part in texts.items()}
     if kind == "labels":
-        return Gathered(kind, {"folder": "", **names}, _of_ids(numbers), written)
+        return Gathered(kind, {"folder": "", **names}, _of_ids(ids), written)
     return Gathered(kind, {"folder": "", **{n: [f] for n, f in names.items()}}, {}, written)
 
 
@@ -128,23 +128,21 @@ def _json_lines(keys: Sequence[str], columns: Sequence[Sequence[str]]) -> bytes:
 
 
 def _of_ids(texts: Sequence[Sequence[str]]) -> JsonObject:
-    """Settings of ids, which are words that each have a token."""
+    """Return settings of ids, which are words of one token each."""
     if not texts:
         return {}
     words = {word for part in texts for text in part for word in text.split()}
     return {"tokens": "words", "vocabulary": max(300, len(words) + 4)}
 
 
-def _of_texts(parts: Mapping[str, Sequence[str]], numbers: Sequence[Sequence[str]]) -> Gathered:
-    """A text for a language model; its validation data are its end."""
+def _of_texts(parts: Mapping[str, Sequence[str]], ids: Sequence[Sequence[str]]) -> Gathered:
+    """Join texts for a language model; the validation data are the end."""
     joined = {name: "\n".join(texts) + "\n" for name, texts in parts.items()}
     text, held_out = joined["train"], joined.get("valid", "")
     # Half a character less, so that rounding does not move the border.
     share = (len(held_out) - 0.5) / (len(text) + len(held_out))
     settings = {"file": "text.txt", **({"valid_share": share} if held_out else {})}
-    return Gathered(
-        "language", settings, _of_ids(numbers), {"text.txt": (text + held_out).encode()}
-    )
+    return Gathered("language", settings, _of_ids(ids), {"text.txt": (text + held_out).encode()})
 
 
 def _npz(**arrays: np.ndarray) -> bytes:
@@ -154,9 +152,9 @@ def _npz(**arrays: np.ndarray) -> bytes:
 
 
 def _of_graph(data: object) -> Gathered:
-    """A `Data` of PyTorch Geometric."""
+    """Convert a PyTorch Geometric `Data`."""
     names = ("edge_index", "x", "y", "train_mask", "val_mask", "test_mask")
-    arrays = {n: np.asarray(own) for n in names if (own := getattr(data, n, None)) is not None}
+    arrays = {n: np.asarray(array) for n in names if (array := getattr(data, n, None)) is not None}
     return Gathered("nodes", {"graph": "graph.npz"}, {}, {"graph.npz": _npz(**arrays)})
 
 
@@ -166,7 +164,7 @@ def _of_images(parts: Mapping[str, Columns], roles: Mapping[str, str | None]) ->
         image, label = matched(columns, roles, f"data, {name}").values()
         pictures = [np.asarray(value) for value in columns[image]]
         if len({picture.shape for picture in pictures}) != 1:
-            raise InputError(f"data, {name}: images of different sizes; a model reads one.")
+            raise InputError(f"data, {name}: images of different sizes; a model reads one size.")
         pixels, labels = np.stack(pictures), np.array([*map(as_text, columns[label])])
         if pixels.ndim == 4 and pixels.shape[1] in (1, 3) and pixels.shape[3] not in (1, 3):
             pixels = np.moveaxis(pixels, 1, -1)  # as torch has them
@@ -176,21 +174,21 @@ def _of_images(parts: Mapping[str, Columns], roles: Mapping[str, str | None]) ->
         elif pixels.dtype.kind != "f" or not 0 <= low <= high <= 1:
             raise InputError(
                 f"data, {name}: images are {pixels.dtype} from {low:g} to {high:g}; expected whole "
-                "numbers below 256, or floats from 0 to 1. Divide by the largest that there can be."
+                "numbers below 256, or floats from 0 to 1. Divide by the largest possible value."
             )
         written[f"{name}.npz"] = _npz(images=pixels, labels=labels)
     return Gathered("images", {"folder": "", **{n: f"{n}.npz" for n in parts}}, {}, written)
 
 
 def _few(values: Sequence[object]) -> bool:
-    """Whether values are classes: whole numbers, or few texts that come again and again."""
+    """Return whether values are classes: integers, or few texts that repeat."""
     numbers = all(isinstance(value, int | np.integer) for value in values)
     different = len(set(map(as_text, values)))
     return numbers or (different < len(values) and different <= max(2, len(values) // 10))
 
 
 def _kind_of(columns: Columns, roles: Mapping[str, str | None]) -> str:
-    """The task that columns are for."""
+    """Detect the task of columns."""
     names = {name.lower() for name in columns}
     if roles.get("label") or roles.get("source"):
         return "labels" if roles.get("label") else "translation"
@@ -201,15 +199,15 @@ def _kind_of(columns: Columns, roles: Mapping[str, str | None]) -> str:
         return "language"
     if len(columns) != 2:
         raise InputError(
-            f"data: what to learn of the columns {', '.join(map(repr, columns))} is not clear. Say "
+            f"data: the task of the columns {', '.join(map(repr, columns))} is not clear. Pass "
             'task="labels", text="...", label="..."; or task="translation", source="...", '
             'target="..."; or task="language", text="...".'
         )
     return "labels" if any(map(_few, columns.values())) else "translation"
 
 
-def _told_apart(columns: Columns) -> dict[str, str | None]:
-    """The columns of texts and labels: where no name says it, few different values are labels."""
+def _text_and_label(columns: Columns) -> dict[str, str | None]:
+    """Assign text and label columns; without usual names, the one with few values is the label."""
     names = {name.lower() for name in columns}
     if len(columns) != 2 or names & {*NAMES["text"], *NAMES["label"]}:
         return {"text": None, "label": None}
@@ -220,30 +218,30 @@ def _told_apart(columns: Columns) -> dict[str, str | None]:
 
 
 def _files(part: object) -> list[Path]:
-    """The files that a part is; none: it is in memory."""
+    """Return the paths of a part; none: it is in memory."""
     if isinstance(part, str | Path):
         return [Path(part)] if is_path(part) else []
     if isinstance(part, list | tuple) and 0 < len(part) <= 2:
-        return [Path(each) for each in part] if all(map(is_path, part)) else []
+        return [Path(path) for path in part] if all(map(is_path, part)) else []
     return []
 
 
 def _of_files(
     parts: Mapping[str, list[Path]], kind: str | None, roles: Mapping[str, str | None]
 ) -> Gathered:
-    """Files that a task reads where they are."""
+    """Refer to files that a task reads in place."""
     train = parts["train"]
     kind = kind or _kind_of_files(train, roles)
     if kind in ("language", "nodes"):
         if len(parts) > 1 or len(train) > 1:
-            raise InputError(f"data: task {kind!r} reads one file. Give one; its parts are drawn.")
+            raise InputError(f"data: task {kind!r} reads one file. Give one; it is split.")
         return Gathered(kind, {"file" if kind == "language" else "graph": str(train[0])})
     folder = train[0].parent
     names = {
         part: [f.name if f.parent == folder else str(f.resolve()) for f in files]
         for part, files in parts.items()
     }
-    settings = names if kind == "translation" else {part: own[0] for part, own in names.items()}
+    settings = names if kind == "translation" else {part: files[0] for part, files in names.items()}
     return Gathered(kind, {"folder": str(folder), **settings})
 
 

@@ -1,4 +1,4 @@
-"""A trained run, ready to be used: opened, measured, asked to write."""
+"""Use of a trained run: open it, generate text, classify texts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from headloom.training.text import PretrainedVocabulary, Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A run that can be used.
+    """Opened run with its best weights.
 
-    step: of the training, at which the weights were kept.
+    step: training step of the weights.
     """
 
     folder: RunFolder
@@ -41,13 +41,13 @@ class TrainedRun:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The tokens of its texts. Raises: InputError: it reads no text."""
+        """Tokens of its texts. Raises: InputError: the run reads no text."""
         if self.data.vocabulary is None:
-            raise InputError(f"{self.folder.path}: this run reads no text. Give one that does.")
+            raise InputError(f"{self.folder.path}: this run reads no text. Choose one that does.")
         return self.data.vocabulary
 
     def task(self, split: str | None = None) -> Task:
-        """The task with its data; of a translator those of one split alone, as others may be gone.
+        """Make the task and read its data; a translator's with one split alone.
 
         split: "valid" or "test"; None: test where there is such data.
         """
@@ -67,7 +67,7 @@ class TrainedRun:
 
     @property
     def length_penalty(self) -> float:
-        """How much beam search prefers long translations, as the run was configured."""
+        """Length penalty of beam search in the run's configuration."""
         task = self.config.task
         return task.length_penalty if isinstance(task, TranslationConfig) else 1.0
 
@@ -75,20 +75,20 @@ class TrainedRun:
 def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
     """Open a run's best weights, in evaluation mode.
 
-    data: where its data are; None: where they were in training, as the run has kept it.
+    data: path of its data; None: the path that the run has saved.
 
-    Raises: DataError: no run, not a run, or nothing kept yet.
+    Raises: DataError: no run, or no weights yet.
     """
     folder = RunFolder.open(Path(path))
     if folder.monitored() is not None:
         raise InputError(
-            f"{folder.path}: a training that headloom.monitor watched: it holds what the heads "
-            "did, not the model. `headloom view` and `headloom heads` read it; give the model "
-            "itself here."
+            f"{folder.path}: a training watched by headloom.monitor: it has the history of the "
+            "heads, not the model. `headloom view` and `headloom heads` read it; here the model "
+            "itself is needed."
         )
     config = check_config(folder.config(), str(folder.path / "config.json"))
     if data is not None and config.task.place is None:
-        raise InputError(f"data: {folder.path} was trained on data that it draws. Leave it out.")
+        raise InputError(f"data: {folder.path} was trained on generated data. Leave data out.")
     if config.task.place is not None and (place := data or folder.place()) is not None:
         task = config.task.model_copy(update={config.task.place: str(place)})
         config = config.model_copy(update={"task": task})
@@ -101,8 +101,8 @@ def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
     model = build_model(config, description)
     if not folder.best.exists():
         raise DataError(
-            f"{folder.path}: this run has kept no weights yet; they come with its first "
-            f"validation. Let it train on, or put a copy of {folder.best.name} back."
+            f"{folder.path}: this run has kept no weights yet; its first validation will. Continue "
+            f"the training, or put a copy of {folder.best.name} back."
         )
     step = int(load_weights(folder.best, model)["step"])
     nn.Module.eval(model)
@@ -119,13 +119,15 @@ def generate_text(
     top_p: float | None = None,
     seed: int = 1,
 ) -> str:
-    """What a language model writes after a prompt.
+    """Generate text after a prompt.
 
     Args:
         run: of a language model.
         prompt: at least one token.
         length: tokens to draw.
-        temperature, top, top_p: see `headloom.LanguageModel.generate`.
+        temperature: see `headloom.LanguageModel.generate`.
+        top: its top_k.
+        top_p: likewise.
         seed: of the random numbers.
     """
     if not isinstance(run.model, LanguageModel):
@@ -135,18 +137,18 @@ def generate_text(
     if not ids:
         raise InputError("the prompt is empty; give at least one character.")
     room = run.model.architecture.room
-    # The last token that is drawn is not read.
+    # The last generated token is not read.
     if room is not None and len(ids) + length > room + 1:
         raise InputError(
             f"a prompt of {len(ids):,} tokens and {length:,} more: the model's positions end at "
             f"{room:,}. Give a shorter prompt, or fewer new tokens."
         )
     words = run.vocabulary
-    # A run's own vocabulary was never taught an end, which label smoothing makes likely.
-    own = range(0 if isinstance(words, PretrainedVocabulary) else len(words))
+    # A run's own vocabulary has no end token in training, but label smoothing makes it likely.
+    candidates = range(0 if isinstance(words, PretrainedVocabulary) else len(words))
     written = run.model.generate(
         torch.tensor([ids]), max_new_tokens=length, temperature=temperature, top_k=top, top_p=top_p,
-        end=words.end, never=[token for token in own if words.is_special(token)], seed=seed,
+        end=words.end, never=[token for token in candidates if words.is_special(token)], seed=seed,
     )  # fmt: skip
     return words.decode_continuation(written[0, len(ids) :].tolist())
 
@@ -154,8 +156,8 @@ def generate_text(
 class Classification(dict[str, Any]):
     """Prediction of a classifier: a dict of label, score and probabilities, also attributes.
 
-    label: the likeliest class; score: its probability; both None of an empty text.
-    probabilities: of each class, by its name, the likeliest first.
+    label: the most probable class; score: its probability; both None of an empty text.
+    probabilities: of each class, by its name, in descending order.
     """
 
     label: str | None
@@ -180,7 +182,7 @@ def classify(model: Predictor, data: DataDescription, texts: Sequence[str]) -> l
     results = [Classification({}) for _ in texts]
     full = [place for place, text in enumerate(texts) if text.strip()]
     ids = [text_ids(words, texts[place], longest) for place in full]
-    for plan in bucketed([(len(each),) for each in ids], 8_192):
+    for plan in bucketed([(len(row),) for row in ids], 8_192):
         with torch.no_grad():
             logits = model(padded([ids[index] for index in plan], words.pad))
         for index, row in zip(plan, logits.double().softmax(-1), strict=True):

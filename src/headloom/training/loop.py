@@ -1,7 +1,7 @@
-"""The training loop: from random matrices, by back-propagation, to learned ones.
+"""Training loop.
 
-The result depends on the configuration and the seed alone: a run that was killed and started
-again ends with the same bits as one that never stopped.
+The result depends on the configuration and the seed alone: a run that was killed and resumed ends
+with the same bits as one that never stopped.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ REPORT_EVERY = 20
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended.
+    """Result of a training.
 
-    seconds: of training, over all sessions, setting up left out.
-    best_loss, best_step: of the weights that are kept.
-    already: whether the run was finished before, so that nothing was done.
+    seconds: of training, over all sessions, without setup.
+    best_loss, best_step: of the kept weights.
+    already: whether the run had been finished before.
     """
 
     folder: RunFolder
@@ -73,13 +73,13 @@ class TrainingResult:
 
 
 def train(config: RunConfig, path: Path, callback: Callback) -> TrainingResult:
-    """Train a run to its end, or go on with it.
+    """Train a run to its end, or resume it.
 
     Args:
-        config: what to learn and how.
-        path: the run's folder; made if it is not there, gone on with if it is, also where it is
-            finished and max_steps, max_epochs or patience are larger now.
-        callback: told how it goes.
+        config: of the run.
+        path: the run's folder; created if missing, else resumed, also where the run is finished
+            and max_steps, max_epochs or patience are larger now.
+        callback: called at the start, and after steps, validations and reports.
 
     Raises: HeadloomError: the data cannot be used, the folder holds another run or is damaged.
     """
@@ -92,7 +92,7 @@ def train(config: RunConfig, path: Path, callback: Callback) -> TrainingResult:
         with ranks.leader_first():
             task = None
             if ranks.leader and not is_run(path):
-                # What is wrong with the data or the model leaves nothing on disk.
+                # Errors of the data or the model leave nothing on disk.
                 task = make_task(config)
                 with torch.no_grad():
                     build_new_model(config, task)(**task.probe().inputs)
@@ -104,14 +104,14 @@ def train(config: RunConfig, path: Path, callback: Callback) -> TrainingResult:
 
 
 class _Loss(nn.Module):
-    """The loss of a model on a batch, summed over the real targets: none is scored for padding."""
+    """Loss of a model on a batch, summed over the targets, padding excluded."""
 
     def __init__(self, model: Predictor, ignored: int, kind: Products) -> None:
         super().__init__()
         self.model, self.ignored, self.kind = model, ignored, kind
 
     def forward(self, batch: Batch, smoothing: float) -> Tensor:
-        """One number; smoothing: see `smoothed_cross_entropy`."""
+        """Compute the loss; smoothing: see `smoothed_cross_entropy`."""
         real = batch.targets != self.ignored
         with products(self.kind):
             outputs = self.model.outputs(**batch.inputs)[real]
@@ -119,21 +119,21 @@ class _Loss(nn.Module):
 
 
 class _Training:
-    """One session of a training: what the steps share."""
+    """Session of a training: the state that its steps share."""
 
     def __init__(
         self, config: RunConfig, folder: RunFolder, task: Task, callback: Callback, ranks: Ranks
     ) -> None:
         self.settings = settings = config.training
-        #: Whether what it begins with is worth a validation.
-        self.knows_something = isinstance(config.model, PretrainedConfig)
+        #: Whether the initial weights are validated.
+        self.pretrained = isinstance(config.model, PretrainedConfig)
         self.folder, self.task, self.callback, self.ranks = folder, task, callback, ranks
         torch.manual_seed(settings.seed)
         self.model: Predictor = build_model(config, task.description)
         if not folder.checkpoint.exists():
             begin_model(config, task, self.model)
-        #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
-        self.follows = settings.history and bool(layers_of(self.model))
+        #: Whether to keep a history, of layers with W_Q, W_K, W_V and W_O.
+        self.keeps_history = settings.history and bool(layers_of(self.model))
         self.objective = ranks.distribute(_Loss(self.model, task.ignored, settings.products))
         seed_ranks(settings.seed, 0, ranks)
         parameters = self.model.named_parameters()
@@ -148,9 +148,9 @@ class _Training:
                     check_best(folder, self.position.best_step)
 
     def run(self) -> TrainingResult:
-        """Step until the end, or until a signal comes.
+        """Train until the end, or until a signal is received.
 
-        Raises: InputError: the memory, or numbers that are none, end it.
+        Raises: InputError: out of memory, or the loss or the gradient is not finite.
         """
         try:
             with deferred_signals(repeated=self.ranks.count > 1) as signals:
@@ -160,14 +160,14 @@ class _Training:
                 raise
             raise InputError(
                 f"step {self.position.step + 1:,}: not enough memory. With more of it the same "
-                "command goes on from the last checkpoint; or train in another folder, by --run, "
+                "command resumes from the last checkpoint; or train in another folder, by --run, "
                 "with half of training.batch_tokens and twice training.accumulate (now "
                 f"{self.settings.batch_tokens} and {self.settings.accumulate})."
             ) from error
 
     def _run(self, signals: list[int]) -> TrainingResult:
         settings, position = self.settings, self.position
-        # Asked of the leader, before it changes anything there.
+        # Read by the leader before it changes the folder.
         finished = self.ranks.leader and self.folder.state == "finished"
         self.finished = bool(self.ranks.total(float(finished))[0])
         if self.ranks.leader:
@@ -177,7 +177,7 @@ class _Training:
         reason = self._reason_to_stop()
         already = self.finished and bool(reason)
         if not reason:
-            if self.knows_something and not position.step:
+            if self.pretrained and not position.step:
                 self._validate()
             self.model.train()
             for group in self._groups():
@@ -186,13 +186,13 @@ class _Training:
                 if stopping or position.step % settings.validate_every == 0:
                     self._validate()
                     stopping = stopping or self._reason_to_stop()
-                told = bool(self.ranks.total(float(bool(signals)))[0])
-                if stopping or told or position.step % settings.checkpoint_every == 0:
+                interrupted = bool(self.ranks.total(float(bool(signals)))[0])
+                if stopping or interrupted or position.step % settings.checkpoint_every == 0:
                     self._checkpoint()
                 if stopping:
                     reason = stopping
                     break
-                if told:
+                if interrupted:
                     raise KeyboardInterrupt
         self._finish()
         return TrainingResult(
@@ -207,9 +207,7 @@ class _Training:
         )
 
     def _kept_loss(self) -> float:
-        """The validation loss of the weights that are kept: where accuracy counts too, not always
-        the lowest.
-        """
+        """Return the validation loss of the kept weights, the lowest unless accuracy counts too."""
         lowest = self.position.best_loss
         if lowest is None:
             raise RuntimeError("a training ended without a validation")
@@ -218,12 +216,12 @@ class _Training:
         return float(read_notes(self.folder.best, "checkpoint")["validation_loss"])
 
     def _rewind(self) -> None:
-        """Forget what was written after the checkpoint, before the run goes on from there."""
+        """Delete records written after the checkpoint, before the run resumes from it."""
         position, history = self.position, History(self.folder.history)
-        # Before the first checkpoint even the validation of step 0 comes again.
+        # Before the first checkpoint even the validation of step 0 is repeated.
         self.folder.reports.rewind(position.step or -1)
         history.rewind(position.step)
-        # The snapshot that ended a run which now goes on: a run planned so long has none there.
+        # The last snapshot of an extended run: a run configured that long would not have it.
         growth = self.settings.history_growth
         if not self.finished and not is_snapshot_step(position.step, growth):
             history.remove(position.step)
@@ -234,7 +232,7 @@ class _Training:
         return self.settings.ended_by(place.step, place.epoch, seconds, place.without_better)
 
     def _groups(self) -> Iterator[list[Batch]]:
-        """The batches of each step, from the position on; the position moves along."""
+        """Yield the batches of each step from the position on, and advance the position."""
         position, accumulate = self.position, self.settings.accumulate
         while True:
             plans = self.task.plan_epoch(position.epoch, self.settings.batch_tokens)
@@ -257,12 +255,12 @@ class _Training:
             with ranks.learning(self.objective, place == len(group)):
                 share = ranks.share(batch, self.task.ignored)
                 part = self.objective(share, settings.label_smoothing) / count
-                # Processes' gradients are averaged, their losses are parts of a sum.
+                # DDP averages gradients over processes; the loss is a sum.
                 torch.autograd.backward(part * ranks.count if ranks.count > 1 else part)
             loss += float(part.detach())
         (loss,) = ranks.total(loss)
         self._check_finite("loss", loss)
-        if self.follows and is_snapshot_step(position.step, settings.history_growth):
+        if self.keeps_history and is_snapshot_step(position.step, settings.history_growth):
             self._snapshot(loss, gradients=True)
         norm = self._clip()
         minutes, done = settings.max_minutes, 0.0
@@ -296,7 +294,7 @@ class _Training:
         self.callback.stepped(position, loss, rate)
 
     def _clip(self) -> float | None:
-        """Make the gradient no longer than it may be; its length before."""
+        """Clip the gradient's norm; return the norm before."""
         if not self.settings.clip_norm:
             return None
         length = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
@@ -316,15 +314,15 @@ class _Training:
         self.callback.reported(content)
 
     def _rate(self, peak: float, done: float) -> float:
-        """The learning rate of this step; done: the share of the training by the clock."""
-        chosen = self.settings
+        """Compute the learning rate of this step; done: the share of the time limit."""
+        settings = self.settings
         return learning_rate(
-            self.position.step, peak=peak, warmup=chosen.warmup, last=chosen.max_steps,
-            schedule=chosen.schedule, floor=chosen.floor, done=done,
+            self.position.step, peak=peak, warmup=settings.warmup, last=settings.max_steps,
+            schedule=settings.schedule, floor=settings.floor, done=done,
         )  # fmt: skip
 
     def _seconds(self) -> float:
-        """How long the first of the processes has trained: all end, and slow down, by its clock."""
+        """Return the training time of the first process, which all processes use."""
         (seconds,) = self.ranks.total(self.position.seconds if self.ranks.leader else 0.0)
         return seconds
 
@@ -366,7 +364,7 @@ class _Training:
             write_snapshot(self.folder.history, state)
 
     def _check_finite(self, what: str, value: float) -> None:
-        """Stop before anything that was learned is lost under numbers that are none."""
+        """Raise an error where a value is not finite, before a checkpoint is overwritten."""
         if not math.isfinite(value):
             if not self.ranks.leader:  # all processes see the same number
                 raise GroupError(f"the {what} is {value}.")
@@ -389,10 +387,10 @@ class _Training:
         save_checkpoint(self.folder, self.learner, self.position, self.ranks)
 
     def _finish(self) -> None:
-        """The last snapshot, of what was learned; the run says that it is finished."""
+        """Write the last snapshot, and mark the run as finished."""
         if self.finished:
             return
-        if self.follows:
+        if self.keeps_history:
             self._snapshot(None, gradients=False)
         if self.ranks.leader:
             self.folder.set_state("finished")

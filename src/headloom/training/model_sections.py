@@ -1,4 +1,4 @@
-"""The section [model] of a configuration: one class for each kind, and what all sections share."""
+"""Section [model] of a configuration: one class for each kind, and the base of all sections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headloom.models.configuration import (
 )
 from headloom.models.images import ReadOut, check_convolutions
 
-#: Sizes that any memory ends before.
+#: Upper limits that exceed any memory.
 Size = Annotated[int, Field(ge=1, le=1_000_000)]
 Layers = Annotated[int, Field(ge=1, le=1_000)]
 Pixels = Annotated[int, Field(ge=1)]
@@ -28,26 +28,26 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 def key(default: Any, what: str, **limits: Any) -> Any:
-    """A key of a section: its default, ... where it must be there, and what it means."""
+    """Declare a key of a section: its default (... if required) and its description."""
     return Field(default, description=what, **limits)
 
 
 class Section(BaseModel):
-    """A section of a configuration: unknown keys are refused, nothing changes later."""
+    """Section of a configuration: frozen, unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **named: object) -> None:
-        """Say in the docstring what each key means."""
+        """List the keys in the docstring."""
         keys = [f"{name} ({default}): {what}" for name, default, what in described(cls)]
         cls.__doc__ = "\n".join([cls.__doc__ or "", "", "Keys, with their defaults:", "", *keys])
 
 
 def described(section: type[BaseModel]) -> list[tuple[str, str, str]]:
-    """The keys of a section: name, default as TOML has it, and what it means.
+    """List the keys of a section: name, default in TOML, and description.
 
-    A key with a default of its own means what it does in the class above.
+    A key that a subclass gives another default inherits its description.
     """
     texts: dict[str, str] = {}
     for parent in section.__mro__:
@@ -73,13 +73,13 @@ def _default(field: FieldInfo) -> str:
 
 
 class ModelSection(Section):
-    """The section of a kind of model; `kind` is a Literal of its one name, which is its default."""
+    """Base class of the section [model]; `kind` is a Literal of one name, its default."""
 
     kind: str
 
 
 class _BlocksSection(ModelSection):
-    """Keys of all stacks of attention blocks: see headloom.LanguageModel."""
+    """Keys of all stacks of attention blocks; see headloom.LanguageModel."""
 
     width: Size = key(256, "of embeddings and of the vectors between layers")
     heads: Size = key(4, "query heads per layer")
@@ -104,17 +104,17 @@ class _BlocksSection(ModelSection):
 
     @model_validator(mode="after")
     def _check_architecture(self) -> Self:
-        """Raise an error where no model is made like that."""
+        """Raise an error where the keys do not fit together."""
         self.architecture()
         return self
 
     def architecture(self) -> Architecture:
-        """The same as the model takes it; of one stack of layers, without their number."""
+        """Return the keys as an Architecture; without the layers of a single stack."""
         return Architecture(**self.model_dump(include={each.name for each in fields(Architecture)}))
 
 
 class RotaryScalingConfig(Section):
-    """The section [model.rotary_scaling]: see headloom.RotaryScaling."""
+    """Section [model.rotary_scaling]; see headloom.RotaryScaling."""
 
     kind: ScalingKind
     factor: float
@@ -125,7 +125,7 @@ class RotaryScalingConfig(Section):
 
 
 class _TextSection(_BlocksSection):
-    """Keys that Transformers of texts share."""
+    """Keys of all Transformers of texts."""
 
     positions: PositionKind = key(
         "sinusoidal",
@@ -148,7 +148,7 @@ class _TextSection(_BlocksSection):
 
 
 class TransformerConfig(_TextSection):
-    """An encoder-decoder, or a language model: which of them, the task says."""
+    """Encoder-decoder or language model, depending on the task."""
 
     kind: Literal["transformer"] = "transformer"
     encoder_layers: int = key(3, "layers of the encoder; a language model has none", ge=0, le=1_000)
@@ -157,7 +157,7 @@ class TransformerConfig(_TextSection):
 
 
 class ClassifierConfig(_TextSection):
-    """An encoder whose outputs are pooled into the score of each class."""
+    """Encoder whose outputs are pooled into class scores."""
 
     kind: Literal["classifier"] = "classifier"
     width: Size = 128
@@ -169,7 +169,7 @@ class ClassifierConfig(_TextSection):
 
 
 class VisionTransformerConfig(_BlocksSection):
-    """A Transformer encoder on the patches of an image."""
+    """Transformer encoder on the patches of an image."""
 
     kind: Literal["vision-transformer"] = "vision-transformer"
     width: Size = 64
@@ -186,7 +186,7 @@ class VisionTransformerConfig(_BlocksSection):
 
 
 class ConvolutionalConfig(ModelSection):
-    """Convolutions of 3 x 3 on images, and SAGAN's attention block among them."""
+    """Convolutions of 3 x 3 on images, with SAGAN's attention block."""
 
     kind: Literal["convolutional"] = "convolutional"
     channels: tuple[int, ...] = key((16, 16, 16, 16), "channels of each 3 x 3 convolution")
@@ -205,13 +205,13 @@ class ConvolutionalConfig(ModelSection):
 
     @model_validator(mode="after")
     def _check_convolutions(self) -> Self:
-        """Raise an error where no model is made like that."""
+        """Raise an error where the keys do not fit together."""
         check_convolutions(self.channels, self.halved, self.attention)
         return self
 
 
 class GraphConfig(ModelSection):
-    """A graph attention network; see headloom.models.graph_attention."""
+    """Graph attention network; see headloom.models.graph_attention."""
 
     kind: Literal["graph"] = "graph"
     width: Size = key(64, "of a hidden layer, all heads together")
@@ -226,7 +226,7 @@ class GraphConfig(ModelSection):
 
 
 class PretrainedConfig(ModelSection):
-    """A model of Transformers that is trained further; its folder says how large it is."""
+    """Model of Transformers to train further; its folder defines the sizes."""
 
     kind: Literal["pretrained"] = "pretrained"
     folder: str = key(..., "with config.json, model.safetensors and tokenizer.json")
@@ -234,7 +234,7 @@ class PretrainedConfig(ModelSection):
     attention_dropout: Share | None = key(None, "of the attention weights; none: the folder's")
 
 
-#: What a section [model] may be.
+#: Union of all kinds of [model].
 ModelConfig = Annotated[
     TransformerConfig
     | ClassifierConfig

@@ -1,4 +1,4 @@
-"""What changes a model's parameters: Adam, AdamW, or Muon with AdamW; and by how much."""
+"""Optimisers: Adam, AdamW, or Muon with AdamW; and the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from headloom.models.dense import multiplies_bfloat16
 from headloom.models.predictor import Predictor
 from headloom.training.config import Schedule, TrainingConfig
 
-#: Coefficients of the polynomial a x + b x^3 + c x^5 that is iterated on the singular values: the
-#: steepest at 0 of those that end near 1 (0.7 to 1.2), of Jordan et al. 2024.
+#: Coefficients of the polynomial a x + b x^3 + c x^5, iterated on the singular values: the steepest
+#: at 0 that converges to 0.7 to 1.2 (Jordan et al. 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-#: Iterations of it.
+#: Iterations of the polynomial.
 ITERATIONS = 5
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """The orthogonal matrices next to some: ``U V^T`` where a matrix is ``U S V^T``, about.
+    """Approximate the nearest orthogonal matrices: ``U V^T`` of ``U S V^T``.
 
         X = M / |M|;  5 times:  A = X X^T,  X = a X + (b A + c A^2) X
 
-    Singular values come out between 0.7 and 1.2, but for those that were below a thousandth of the
-    largest.
+    The singular values become 0.7 to 1.2, except those below a thousandth of the largest.
 
     Args:
         matrices: M, (number, rows, columns); computed in their type.
@@ -50,21 +49,21 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps of the same length in all directions of a matrix, however small the gradient is there.
+    """Muon optimiser: momentum steps with orthogonalised matrices.
 
         m <- momentum m + (1 - momentum) g
         u = momentum m + (1 - momentum) g
         W <- (1 - rate decay) W - rate sqrt(max(1, rows / columns)) orthogonal(u)
 
-    Matrices of one shape are computed at once. torch.optim.Muon computes each for itself, and
-    always in bfloat16, which is slow where the processor has no such products.
+    Matrices of equal shape are computed at once. torch.optim.Muon computes each separately, and
+    always in bfloat16, which is slow without hardware support.
 
     Args:
         matrices: the parameters, of two dimensions.
         lr: the rate.
         momentum: of the gradients.
         weight_decay: the decay.
-        dtype: in which matrices are made orthogonal.
+        dtype: of the orthogonalisation.
 
     Source: Jordan et al. 2024; Bernstein and Newhouse 2024 (why this is steepest descent in the
     spectral norm).
@@ -84,7 +83,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step, by the gradients that are there."""
+        """Update the parameters by their gradients."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -110,16 +109,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def make_optimisers(model: Predictor, settings: TrainingConfig) -> list[torch.optim.Optimizer]:
-    """The optimisers of a training; each group of parameters has its highest rate as "peak".
+    """Make the optimisers of a training; each parameter group has its maximum rate as "peak".
 
-    With Muon, the matrices of hidden layers are its own; embeddings, the last map, norms and biases
-    are AdamW's.
+    Muon gets the matrices of hidden layers; AdamW the embeddings, last map, norms and biases.
     """
     matrices = _hidden_matrices(model) if settings.optimiser == "muon" else []
     chosen = {id(matrix) for matrix in matrices}
     optimisers: list[torch.optim.Optimizer] = []
     if matrices:
-        # Elsewhere torch computes bfloat16 number by number.
+        # Without hardware support, torch computes bfloat16 number by number.
         fast = settings.products == "bfloat16" and multiplies_bfloat16()
         muon = Muon(
             matrices, lr=settings.matrix_learning_rate, weight_decay=settings.weight_decay,
@@ -140,7 +138,7 @@ def make_optimisers(model: Predictor, settings: TrainingConfig) -> list[torch.op
 
 
 def _hidden_matrices(model: Predictor) -> list[nn.Parameter]:
-    """The matrices of a model's linear maps, each once, without the last one and embeddings."""
+    """Return the matrices of linear layers, except the last one and embeddings."""
     modules = list(model.modules())
     others = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
     if model.last_map is not None:
@@ -154,7 +152,7 @@ def learning_rate(
     step: int, *, peak: float, warmup: int, last: int, schedule: Schedule, floor: float = 0.0,
     done: float = 0.0,
 ) -> float:  # fmt: skip
-    """The learning rate of a step: linear warm-up to the peak, then the schedule.
+    """Compute the learning rate of a step: linear warm-up to the peak, then the schedule.
 
         inverse-sqrt:  peak * sqrt(warmup / step)
         cosine:        from the peak to floor * peak at the last step, along half a cosine
@@ -166,10 +164,10 @@ def learning_rate(
         peak: the highest rate.
         warmup: steps of the warm-up.
         last: the last step of the training.
-        schedule: which.
+        schedule: name of the schedule.
         floor: the lowest rate of cosine and linear, as a share of the peak.
-        done: the share of the time, where that ends the training: cosine and linear are where the
-            farther of the two is.
+        done: share of the time limit, if any: cosine and linear follow steps or time, whichever is
+            further.
 
     Source: Vaswani et al. 2017, equation 3 (inverse-sqrt); Loshchilov and Hutter 2017 (cosine).
 

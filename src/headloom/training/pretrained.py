@@ -1,7 +1,7 @@
-"""A training that begins from a model of Transformers: its weights, and what the run keeps of it.
+"""Runs that start from a pretrained model of Transformers: its weights, sizes and tokenizer.
 
-The run's data.json has the sizes of the model, and which tokens begin and end a text;
-vocabulary.json is its tokenizer. So a run can be used, and gone on with, where the folder is gone.
+The run's data.json has the sizes of the model, and the start and end tokens; vocabulary.json is
+its tokenizer. So the run can be used and resumed without the folder.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from headloom.training.text import NO_TOKEN, PretrainedVocabulary
 
 
 def read_pretrained(folder: Path) -> DataDescription:
-    """The tokens of a folder, and what a run keeps in its data.json beside them.
+    """Read a folder's tokenizer, and the sizes that a run saves in data.json.
 
-    Raises: HeadloomError: see `headloom.LanguageModel.from_pretrained`; or its tokens are others.
+    Raises: HeadloomError: see `headloom.LanguageModel.from_pretrained`; or its tokenizer is wrong.
     """
     settings = Settings.read(folder)
     model, named = load_transformers(folder, settings), named_tokens(settings)
     writes = isinstance(model, LanguageModel)
-    # Of a language model, the token that pads may stand in a text.
+    # A language model's padding token may occur in a text.
     named = replace(named, padding=None) if writes else named
     vocabulary = PretrainedVocabulary.of_folder(read_tokenizer(folder), named)
     embedding = model.source_embedding if isinstance(model, Transformer) else model.embedding
@@ -65,7 +65,7 @@ def read_pretrained(folder: Path) -> DataDescription:
 
 
 def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
-    """The model of a run that began from a folder, its matrices drawn at random.
+    """Build the model of a run that started from a folder, with random weights.
 
     Raises: InputError: the task is not learned by such a model; DataError: data.json is damaged.
     """
@@ -80,17 +80,17 @@ def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
         segments = int(sizes.get("segments", 0))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            "data.json of this run does not say what model it began from. Put a copy back, or "
+            "data.json of this run lacks the sizes of its pretrained model. Put a copy back, or "
             "train again."
         ) from error
     if family not in wanted:
         raise InputError(
             f"model.folder {config.model.folder} holds a {family}; task.kind "
-            f"{config.task.kind!r} is learned by {' or '.join(wanted)}. Give such a folder, or "
+            f"{config.task.kind!r} is learned by {' or '.join(wanted)}. Choose such a folder, or "
             "another task."
         )
-    given = config.model.model_dump(include={"dropout", "attention_dropout"}, exclude_none=True)
-    architecture = replace(architecture, **given)
+    changes = config.model.model_dump(include={"dropout", "attention_dropout"}, exclude_none=True)
+    architecture = replace(architecture, **changes)
     if family == "bert":
         return Encoder(
             vocabulary=count, segments=segments, head="classes", classes=len(classes_of(data)),
@@ -103,24 +103,24 @@ def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
 
 @torch.no_grad()
 def fill_pretrained(model: Predictor, folder: Path, data: DataDescription) -> None:
-    """Give a new model the weights of a folder.
+    """Copy the weights of a folder into a new model.
 
-    What scores the classes of texts stays drawn at random, unless the folder scores these classes,
-    by their names in its config.json; likewise a pooler that the folder lacks.
+    A classification head stays random, unless the folder's model scores the same classes, by their
+    names in its config.json; so does a pooler that the folder lacks.
     """
     settings = Settings.read(folder)
     read = load_transformers(folder, settings)
-    given: dict[str, Tensor] = dict(read.named_parameters())
+    loaded: dict[str, Tensor] = dict(read.named_parameters())
     if isinstance(model, Encoder):
         names = settings.raw("id2label")
         classes = {str(place): name for place, name in enumerate(classes_of(data))}
         scores = isinstance(read, Encoder) and read.head == "classes"
         left = ("transform",) if names == classes and scores else ("transform", "output")
-        given = {name: value for name, value in given.items() if not name.startswith(left)}
-    own = dict(model.named_parameters())
-    new = {name.split(".")[0] for name in own if name not in given}
-    shapes = {name: own[name].shape for name in given if name in own}
-    if not new <= {"pooler", "output"} or shapes != {n: v.shape for n, v in given.items()}:
-        raise DataError(f"{folder}: this is not the model that the run began from any more.")
-    for name, value in given.items():
-        own[name].copy_(value)
+        loaded = {name: value for name, value in loaded.items() if not name.startswith(left)}
+    parameters = dict(model.named_parameters())
+    new = {name.split(".")[0] for name in parameters if name not in loaded}
+    shapes = {name: parameters[name].shape for name in loaded if name in parameters}
+    if not new <= {"pooler", "output"} or shapes != {n: v.shape for n, v in loaded.items()}:
+        raise DataError(f"{folder}: the model has changed since the run started.")
+    for name, value in loaded.items():
+        parameters[name].copy_(value)

@@ -1,4 +1,4 @@
-"""What a person sees while matrices are learned: a progress bar, and a line a validation."""
+"""Progress of a training: callbacks, a progress bar, and a line for each validation."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from headloom.training.tasks.task import Task
 
 
 class Callback:
-    """What is called while a model is trained; each method does nothing but in a subclass.
+    """Base class of training callbacks; its methods do nothing.
 
-    `headloom.train(..., callbacks=[...])` takes objects of it, and functions of a report.
+    `headloom.train(..., callbacks=[...])` takes such objects, and functions of a report.
 
         class Stop(headloom.Callback):
             def reported(self, report):
                 if report.get("validation_loss", 9) < 0.1:
-                    raise KeyboardInterrupt       # the same call goes on from the checkpoint
+                    raise KeyboardInterrupt       # the same call resumes from the checkpoint
     """
 
     def started(
         self, task: Task, model: nn.Module, position: Position, settings: TrainingConfig
     ) -> None:
-        """The data are read, the model is drawn or loaded; position: steps done before, and more.
+        """Run when data and model are ready; position: of a resumed run, its steps so far.
 
-        model: the module itself, which may be watched; changes to it are learned from.
+        model: the module itself, which may be watched; changes to it affect the training.
         """
 
     def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """A step was done; loss: mean of its tokens, in nats, smoothed labels included."""
+        """Run after a step; loss: mean over its tokens, in nats, with label smoothing."""
 
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """The validation data were looked at; better: the weights are kept as the best."""
+        """Run after a validation; better: its weights are kept as the best."""
 
     def reported(self, report: JsonObject) -> None:
-        """A line was added to metrics.jsonl.
+        """Run after a line was added to metrics.jsonl.
 
         Every 20 steps: step, epoch, loss, learning_rate, gradient_norm, tokens, seconds; after a
         validation: step, epoch, validation_loss, validation_accuracy, perplexity, seconds.
@@ -65,10 +65,10 @@ class Callbacks(Callback):
     """Several callbacks as one; functions are called with each report."""
 
     def __init__(self, callbacks: Sequence[Callback | Callable[[JsonObject], object]]) -> None:
-        for each in callbacks:
-            if not isinstance(each, Callback) and (isinstance(each, type) or not callable(each)):
+        for item in callbacks:
+            if not isinstance(item, Callback) and (isinstance(item, type) or not callable(item)):
                 raise InputError(
-                    f"callbacks: {each!r}; expected a function of a report (a dict), or an object "
+                    f"callbacks: {item!r}; expected a function of a report (a dict), or an object "
                     "of a subclass of headloom.Callback."
                 )
         self._all = callbacks
@@ -76,15 +76,15 @@ class Callbacks(Callback):
             setattr(self, name, partial(self._tell, name))
 
     def _tell(self, name: str, *values: object) -> None:
-        for each in self._all:
-            if isinstance(each, Callback):
-                getattr(each, name)(*values)
+        for item in self._all:
+            if isinstance(item, Callback):
+                getattr(item, name)(*values)
             elif name == "reported":
-                each(*values)  # type: ignore[arg-type]
+                item(*values)  # type: ignore[arg-type]
 
 
 def _attention_of(model: nn.Module) -> str:
-    """The attention layers of a model in words."""
+    """Describe the attention layers of a model in words."""
     graphs = [module for module in model.modules() if isinstance(module, GraphLayer)]
     heads = [layer.heads for layer in graphs] or [layer.heads for _, layer in layers_of(model)]
     if not heads:
@@ -93,14 +93,14 @@ def _attention_of(model: nn.Module) -> str:
 
 
 class ConsoleProgress(Callback):
-    """Writes to a console; the bar is drawn on terminals only. A context manager."""
+    """Progress on a console, as a context manager; the bar is for terminals only."""
 
     def __init__(self, console: Console | None = None) -> None:
         stream = sys.stderr
         while (below := getattr(stream, "rich_proxied_file", None)) is not None:
             stream = below
-        # For FORCE_COLOR, which notebooks set for what they start, rich takes a pipe for a
-        # terminal: colours are right there, hundreds of bars are not.
+        # Notebooks set FORCE_COLOR, for which rich treats a pipe as a terminal: colours are fine
+        # there, hundreds of bars are not.
         self.console = console or Console(
             file=stream, stderr=True, highlight=False, force_interactive=stream.isatty()
         )
@@ -113,11 +113,11 @@ class ConsoleProgress(Callback):
         return self
 
     def say(self, text: str) -> None:
-        """Write a line, in which other people's names may stand."""
+        """Write a line without interpreting markup in it."""
         if self.console.is_jupyter:
             self.console.print(text, markup=False, soft_wrap=True)
         else:
-            print(text, file=sys.stderr)  # through what keeps a terminal safe
+            print(text, file=sys.stderr)  # escapes control characters
 
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
@@ -133,16 +133,16 @@ class ConsoleProgress(Callback):
         self.console.print(f"Data: {sizes}.")
         for notice in task.notices():
             self.console.print(f"Data: {notice}", markup=False, highlight=False, soft_wrap=True)
-        began = "drawn at random."
+        origin = "drawn at random."
         if "pretrained" in task.description.facts:
-            began = "as they were pretrained."
+            origin = "pretrained."
         if position.step:
-            began = f"as learned in {position.step} step{'s' * (position.step != 1)}."
-        self.console.print(f"Model: {parameters:,} parameters; {_attention_of(model)}, {began}")
+            origin = f"after {position.step} step{'s' * (position.step != 1)}."
+        self.console.print(f"Model: {parameters:,} parameters; {_attention_of(model)}, {origin}")
         self._tokens = position.tokens
         self._clock = time.perf_counter()
         self._settings = settings
-        # A notebook draws the bar where it has ipywidgets; without, the lines say how it goes.
+        # A notebook draws the bar where it has ipywidgets.
         if self.console.is_interactive or (self.console.is_jupyter and find_spec("ipywidgets")):
             self._progress = Progress(
                 TextColumn("training"),
@@ -181,6 +181,6 @@ class ConsoleProgress(Callback):
         )
 
     def _speed(self, position: Position) -> float:
-        """Real tokens a second since the session began."""
+        """Compute tokens per second since the session started, padding excluded."""
         seconds = time.perf_counter() - self._clock
         return (position.tokens - self._tokens) / max(seconds, 1e-9)

@@ -1,8 +1,8 @@
-"""The processes that train one model together: what each learns from, and how they agree.
+"""Data-parallel training: several processes train one model.
 
-Each step's batch is the same for any number of processes: each holds the whole model and learns
-from its share of the batch, and the gradients are summed (Li et al. 2020). `torchrun` or `headloom
-train --processes` starts the processes; torch.distributed carries what they send.
+The batch of a step does not depend on the number of processes: each holds the whole model and
+trains on its share of the batch, and the gradients are summed (Li et al. 2020). `torchrun` or
+`headloom train --processes` starts the processes; torch.distributed connects them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from headloom.errors import HeadloomError
 from headloom.training.batches import Batch
 from headloom.training.validation import Evaluation
 
-#: Where the processes of one machine meet: a folder, so that nothing listens on the network.
+#: Rendezvous of the processes of one machine: a folder, so that no network port is opened.
 MEETING = "HEADLOOM_MEETING"
-#: Kept until the process ends. A store that is given up while others use its file waits for them; a
-#: group that is given up with DDP's reducer waits for a thread that waits for Python's lock.
+#: Objects kept until the process ends. Deleting a store while others use its file blocks; deleting
+#: a group with DDP's reducer can deadlock with a thread that waits for Python's lock.
 _KEPT: list[object] = []
-#: How long one waits for the others: reading the data may take the first some time.
+#: Timeout of collective calls: the first process may need long to read the data.
 PATIENCE = timedelta(minutes=60)
 
 
 class GroupError(HeadloomError):
-    """Another process of the training ended, or has said already what is wrong."""
+    """Error of another process of the training, already reported or lost."""
 
 
 class Ranks:
-    """One of the processes that train a model: alone, or with others, each of which calls the same.
+    """Process of a training, alone or in a group in which all make the same calls.
 
-    number: of this process, from 0; count: how many there are.
+    number: rank of this process, from 0; count: number of processes.
     """
 
     def __init__(self, number: int = 0, count: int = 1) -> None:
@@ -47,25 +47,24 @@ class Ranks:
 
     @property
     def leader(self) -> bool:
-        """Whether this process writes the run's folder and says how it goes."""
+        """Whether this process writes the run's folder and reports progress."""
         return self.number == 0
 
     def share(self, batch: Batch, ignored: int) -> Batch:
-        """What this process learns from."""
+        """Return the part of a batch that this process trains on."""
         return batch if self.count == 1 else batch.share(self.number, self.count, ignored)
 
     def distribute(self, objective: nn.Module) -> nn.Module:
-        """The same function, computed on all processes; its model is the same before on all."""
+        """Wrap the objective so that gradients are averaged over processes (DDP)."""
         if self.count == 1:
             return objective
-        # Without a look for unused parameters, torch orders the gradients anew after the first
-        # step, and a training that goes on would then round other sums than one that never stopped.
-        # Buffers are the same everywhere: none is learned from a share of a batch but those of
-        # batch norms, which are of the first process then.
+        # Without find_unused_parameters, torch reorders the gradients after the first step, and a
+        # resumed training would then round its sums differently from one that never stopped.
+        # Buffers are equal in all processes, except those of batch norms, which the first sets.
         norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in objective.modules())
-        # Of a convolution that reads one channel; each process would say it in its first step.
+        # Convolutions of one channel cause this warning in the first step of each process.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        with warnings.catch_warnings():  # torch 2.13 has another name for it, which older ones lack
+        with warnings.catch_warnings():  # torch 2.13 has renamed broadcast_buffers
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             return nn.parallel.DistributedDataParallel(
                 objective, find_unused_parameters=True, broadcast_buffers=norms
@@ -73,7 +72,7 @@ class Ranks:
 
     @contextmanager
     def learning(self, objective: nn.Module, last: bool) -> Iterator[None]:
-        """Round the passes over a batch; last: of its step, after which gradients are the sums."""
+        """Wrap a batch's passes; gradients are synchronised after the last batch of a step only."""
         if last or not isinstance(objective, nn.parallel.DistributedDataParallel):
             yield
         else:
@@ -81,7 +80,7 @@ class Ranks:
                 yield
 
     def total(self, *values: float) -> list[float]:
-        """The sum of each value over all processes."""
+        """Sum each value over all processes."""
         if self.count == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)
@@ -89,11 +88,11 @@ class Ranks:
         return [float(value) for value in sums]
 
     def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """The batches of the validation data that this process looks at."""
+        """Return the validation batches of this process."""
         return batches[self.number :: self.count]
 
     def pooled(self, part: Evaluation) -> Evaluation:
-        """The evaluation of all batches, from those of the processes."""
+        """Combine the evaluations of all processes."""
         if self.count == 1:
             return part
         targets = part.targets
@@ -101,7 +100,7 @@ class Ranks:
         return Evaluation(loss / max(count, 1), right / max(count, 1), round(count))
 
     def random_states(self) -> list[Tensor]:
-        """Those of torch's random numbers, of all processes in order."""
+        """Gather torch's random states of all processes, in order."""
         mine = torch.get_rng_state()
         states = [mine] if self.count == 1 else [mine.clone() for _ in range(self.count)]
         if self.count > 1:
@@ -110,15 +109,15 @@ class Ranks:
 
     @contextmanager
     def leader_first(self) -> Iterator[None]:
-        """A block that the leader runs before the others do.
+        """Run a block in the leader before the other processes.
 
-        Raises: GroupError: in the others, where the leader could not.
+        Raises: GroupError: in the others, where the leader failed.
         """
         flag = torch.zeros(1)
         if not self.leader:
             dist.broadcast(flag, src=0)
             if not flag:
-                raise GroupError("the first process could not begin.")
+                raise GroupError("the first process failed to start.")
         try:
             yield
             flag += 1
@@ -127,23 +126,23 @@ class Ranks:
                 dist.broadcast(flag, src=0)
 
     def align(self, model: nn.Module) -> None:
-        """Give all processes the first one's buffers, as the running means of batch norms are."""
+        """Copy the first process's buffers to all, such as running means of batch norms."""
         kept = model.state_dict().keys() if self.count > 1 else ()
         for name, buffer in model.named_buffers():
             if name in kept:
                 dist.broadcast(buffer, src=0)
 
     def check_launcher(self) -> None:
-        """Raise GroupError where nobody is there any more who started this process."""
+        """Raise a GroupError where the parent process has ended."""
         if self.count > 1 and os.getppid() != self._launcher:
-            raise GroupError("the process that started this training is gone.")
+            raise GroupError("the process that started this training has ended.")
 
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The processes that were started to train together; alone where this one was not started so.
+    """Join the process group of a launcher; yield a single process where there is none.
 
-    Raises: GroupError: another process ended.
+    Raises: GroupError: another process has ended.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1 or "RANK" not in os.environ:
@@ -161,7 +160,7 @@ def joined() -> Iterator[Ranks]:
     _KEPT.append(dist.group.WORLD)
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
-        dist.barrier()  # nobody leaves while another still waits for what was sent
+        dist.barrier()  # no process leaves while another still waits for its data
     except (dist.DistError, RuntimeError) as error:
         connection = ("gloo", "connection", "connect", "socket", "peer")
         lost = isinstance(error, dist.DistError) or any(
@@ -169,6 +168,6 @@ def joined() -> Iterator[Ranks]:
         )
         if isinstance(error, HeadloomError) or not lost:
             raise
-        raise GroupError("another process of this training ended.") from error
+        raise GroupError("another process of this training has ended.") from error
     finally:
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Recording a history: what every head's matrices are, and how they move, at chosen steps."""
+"""Snapshots of all heads for the history of a training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from headloom.training.tasks.task import Probe
 def snapshot(
     model: nn.Module, probe: Probe, step: int, loss: float | None, *, gradients: bool
 ) -> Snapshot:
-    """The state of every attention layer.
+    """Record the state of every attention layer.
 
     Args:
-        model: as it is; left as it is.
-        probe: the fixed input whose attention is kept.
+        model: is not changed.
+        probe: the fixed input whose attention is recorded.
         step: of the training.
         loss: of the step, if known.
         gradients: whether the parameters hold the step's gradients.
@@ -35,22 +35,22 @@ def snapshot(
     try:
         with watching(model, recorder):
             model(**probe.inputs)
-        # In training, what makes a matrix may move with each look at it, as spectral norm does.
+        # In training mode, reading a matrix may change it, as with spectral norm.
         matrices = {name: layer.matrices() for name, layer in layers_of(model)}
     finally:
         model.train(training)
-    seen = {name: observation for name, _, observation in recorder.calls}
+    observations = {name: observation for name, _, observation in recorder.calls}
     layers = []
     for name, layer in layers_of(model):
-        graph = cast(AttentionGraph, seen[name].caught)
+        graph = cast(AttentionGraph, observations[name].caught)
         learned = layer.matrices(gradients=True) if gradients else None
-        query_tokens, key_tokens = _tokens(probe, layer.kind, seen[name].grids)
+        query_tokens, key_tokens = _tokens(probe, layer.kind, observations[name].grids)
         copies = {matrix: tensor.detach().clone() for matrix, tensor in matrices[name].items()}
         measures = matrix_measures(matrices[name], learned)
         layers.append(
             LayerSnapshot(
                 name, layer.kind, copies, measures, graph[0], query_tokens, key_tokens,
-                seen[name].scale,
+                observations[name].scale,
             )
         )  # fmt: skip
     return Snapshot(step, loss, layers)
@@ -59,7 +59,7 @@ def snapshot(
 def _tokens(
     probe: Probe, kind: LayerKind, grids: tuple[Grid, Grid] | None
 ) -> tuple[list[str], list[str]]:
-    """The names of a layer's queries and keys: of places of an image the layer knows them."""
+    """Return names of a layer's queries and keys; of image positions from the layer's grids."""
     if grids is not None:
         return grids[0].names(), grids[1].names()
     queries, keys = probe.sequences_of(kind)

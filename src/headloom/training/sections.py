@@ -1,4 +1,4 @@
-"""The section [task] of a configuration: one class for each kind."""
+"""Section [task] of a configuration: one class for each kind."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from headloom.training.model_sections import (
     key,
 )
 
-#: Tokens: byte-pair encoding needs 300, and makes room for all before the first is learned.
+#: Tokens: byte-pair encoding needs 300, and allocates memory for all of them.
 _Pieces = Annotated[int, Field(ge=300, le=10_000_000)]
 _Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class TaskSection(Section):
-    """The section of a kind of task.
+    """Base class of the section [task].
 
-    kind: in a subclass a Literal of its one name.
-    models: the kinds of models that can learn it; the first where [model] names none.
+    kind: a Literal of its one name in each subclass.
+    models: the kinds of models that can learn it; the first is the default.
     divisible: whether several processes can share a batch.
-    place: the key that says where the data are; None: they are drawn.
+    place: the key of the data's path; None: the data are generated.
     """
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig,)
@@ -56,7 +56,7 @@ class DatesConfig(TaskSection):
     )
 
 
-#: Two line-aligned files, or one of pairs, which may stand without its brackets.
+#: Two line-aligned files, or one of pairs, also as a string.
 _PairFiles = Annotated[
     list[str],
     Field(min_length=1, max_length=2),
@@ -65,7 +65,7 @@ _PairFiles = Annotated[
 
 
 class TranslationConfig(TaskSection):
-    """Lines of one language to lines of another; any text to any text."""
+    """Translation: lines of one language to lines of another, or any text to any text."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
@@ -96,7 +96,7 @@ class TranslationConfig(TaskSection):
 
 
 class LanguageConfig(TaskSection):
-    """Each next token of a text: a language model."""
+    """Language model: predict each next token of a text."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["language"]
@@ -114,10 +114,10 @@ class LanguageConfig(TaskSection):
 
 
 class RepeatsConfig(TaskSection):
-    """Sequences whose first half, different symbols drawn at random, comes again.
+    """Sequences whose first half, different random symbols, is repeated.
 
-    A language model has to find the earlier copy. Only the repeated symbols are targets. What
-    becomes of the heads: docs/heads.md.
+    A language model has to find the earlier copy. Only the repeated symbols are targets. The heads
+    that result: docs/heads.md.
     """
 
     kind: Literal["repeats"]
@@ -129,7 +129,7 @@ class RepeatsConfig(TaskSection):
 
 
 class _LabelledSection(TaskSection):
-    """Keys that tasks share whose examples are each of one class."""
+    """Keys of all classification tasks."""
 
     place: ClassVar[str | None] = "folder"
     folder: str = key(".", "folder of the files")
@@ -143,7 +143,7 @@ class _LabelledSection(TaskSection):
 
 
 class LabelsConfig(_LabelledSection):
-    """The class of each text."""
+    """Text classification."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig, PretrainedConfig)
     kind: Literal["labels"]
@@ -162,7 +162,7 @@ class LabelsConfig(_LabelledSection):
 
 
 class NodesConfig(TaskSection):
-    """The classes of the nodes of a graph."""
+    """Classification of the nodes of a graph."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (GraphConfig,)
     divisible: ClassVar[bool] = False
@@ -177,7 +177,7 @@ class NodesConfig(TaskSection):
 
 
 class ImagesConfig(_LabelledSection):
-    """The class of each image."""
+    """Image classification."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (
         VisionTransformerConfig,
@@ -193,7 +193,7 @@ class ImagesConfig(_LabelledSection):
     size: tuple[Pixels, Pixels] | None = key(None, "rows and columns to scale files to")
 
 
-#: What a section [task] may be.
+#: Union of all kinds of [task].
 TaskConfig = Annotated[
     DatesConfig
     | TranslationConfig

@@ -1,4 +1,4 @@
-"""Keywords of `headloom.train`, each in the section of the configuration that has such a key."""
+"""Keywords of `headloom.train`: names of other libraries, and the section of each key."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headloom.training.sections import TaskSection
 from headloom.training.tasks.language import BLOCK
 
 SECTIONS = ("task", "model", "training")
-#: Kinds of tasks and keys, by what else they are called.
-_OTHERS = {
+#: Other names of tasks and keys.
+_ALIASES = {
     "labels": "classification classify classifier text-classification sequence-classification",
     "translation": "translate seq2seq text2text text2text-generation",
     "language": "lm language-model language-modeling language-modelling causal-lm text-generation",
@@ -40,11 +40,11 @@ _OTHERS = {
     "valid": "eval_data eval_dataset valid_data validation_data val_data",
     "test": "test_data",
 }
-_NAMES = {other: name for name, others in _OTHERS.items() for other in others.split()}
+_NAMES = {other: name for name, others in _ALIASES.items() for other in others.split()}
 
 
 def sections_of(content: JsonMapping) -> JsonObject:
-    """A configuration whose sections are dicts; a section that is a text is its kind.
+    """Convert a configuration's sections to dicts; a text is the section's kind.
 
     >>> sections_of({"task": "classification", "model": "classifier"})
     {'task': {'kind': 'labels'}, 'model': {'kind': 'classifier'}}
@@ -64,23 +64,23 @@ def sections_of(content: JsonMapping) -> JsonObject:
     return result
 
 
-def habitual(settings: JsonMapping) -> JsonObject:
-    """Settings by the names of headloom's keys. Raises: InputError: one is there twice."""
+def canonical_names(settings: JsonMapping) -> JsonObject:
+    """Rename settings to headloom's keys. Raises: InputError: a key occurs twice."""
     result: JsonObject = {}
     for name, value in settings.items():
         key = _NAMES.get(name, name)
         if key in result:
-            raise InputError(f"train: {name} is {key}, which is there already. Leave one out.")
-        number = getattr(value, "item", None)  # of NumPy
-        result[key] = number() if number is not None else value
+            raise InputError(f"train: {name} means {key}, which is given too. Leave one out.")
+        item = getattr(value, "item", None)  # of NumPy
+        result[key] = item() if item is not None else value
     time = result.get("max_minutes")
     if isinstance(time, str) and (match := re.fullmatch(r"([\d.]+) ?(s|m|h)[a-z]*", time)):
         result["max_minutes"] = float(match[1]) * {"s": 1 / 60, "m": 1, "h": 60}[match[2]]
     return result
 
 
-def routed(content: JsonObject, settings: JsonMapping) -> JsonObject:
-    """A configuration with settings in it, each in the section that has its key, or is named."""
+def with_settings(content: JsonObject, settings: JsonMapping) -> JsonObject:
+    """Insert settings into the section that has each key, or that its name gives."""
     if not settings:
         return content
     result = {**content, **{name: dict(content.get(name, {})) for name in SECTIONS}}
@@ -90,7 +90,7 @@ def routed(content: JsonObject, settings: JsonMapping) -> JsonObject:
     kind = model.get("kind", "pretrained" if "folder" in model else None)
     known = {"task": set(learned.model_fields), "training": set(TrainingConfig.model_fields)}
     known["model"] = set(kinds("model").get(str(kind), usual).model_fields)
-    # batch_size comes last: it depends on others.
+    # batch_size comes last: it depends on other settings.
     for name, value in sorted(settings.items(), key=lambda item: item[0] == "batch_size"):
         section, dot, key = name.partition(".")
         places = [section for section in SECTIONS if name in known[section] - {"kind"}]
@@ -111,17 +111,17 @@ def routed(content: JsonObject, settings: JsonMapping) -> JsonObject:
 def _misplaced(
     name: str, value: object, places: list[str], known: Mapping[str, set[str]]
 ) -> InputError:
-    """The error of a key that no section has, or two."""
+    """Return the error of a key that no section has, or two."""
     if name == "batch_size":
         hint = (
-            "it counts examples; a batch is as many as fill batch_tokens, padding included (of "
-            "images, pixels). Give that, as batch_tokens=2048."
+            "batches are measured in tokens, padding included (of images, in pixels). Set "
+            "batch_tokens, such as batch_tokens=2048."
         )
     elif places:
         ways = " or ".join(f"{section}={{..., {name!r}: {value!r}}}" for section in places)
-        hint = f"it is a key of {' and of '.join(places)}. Say {ways}."
+        hint = f"it is a key of {' and of '.join(places)}. Write {ways}."
     else:
-        keys = {key: f"{section}.{key}" for section, own in known.items() for key in own}
+        keys = {key: f"{section}.{key}" for section, names in known.items() for key in names}
         words = {**{other: keys.get(key, key) for other, key in _NAMES.items()}, **keys}
         hint = f"no such key; there are {', '.join(sorted(keys.values()))}."
         if near := difflib.get_close_matches(name, list(words), 1, 0.6):

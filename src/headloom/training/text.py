@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the `tokenizers` library: characters, words, pieces of words."""
+"""Vocabularies of characters, words or pieces of words, by the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
 
 #: The id of a token that a vocabulary does not have.
 NO_TOKEN = -1
-#: What data.json knows of the tokens: four ids, and those around a text.
+#: Keys of the tokens in data.json: four ids, and the ids before and after a text.
 _NAMES = ("pad", "unknown", "start", "end", "before", "after")
 #: Letters, digits and the apostrophes between them; or any other sign that is no white space.
 _WORD = r"\w+(?:['’]\w+)*|[^\w\s]"
 
 
 class Vocabulary:
-    """The tokens of a model.
+    """Tokens of a model.
 
     >>> vocabulary = Vocabulary.of_characters(["3 May"])
     >>> vocabulary.encode("3 Ma")
@@ -55,14 +55,14 @@ class Vocabulary:
 
     @classmethod
     def of(cls, kind: str, texts: Iterable[str], size: int) -> Vocabulary:
-        """One of "characters", "words" or "pieces"; size: of the last two."""
+        """Make a vocabulary of "characters", "words" or "pieces"; size: of the last two."""
         if kind == "characters":
             return cls.of_characters(texts)
         return (cls.of_words if kind == "words" else cls.of_pieces)(texts, size)
 
     @classmethod
     def of_characters(cls, texts: Iterable[str]) -> Vocabulary:
-        """One token for each character of the texts (after Unicode normal form C)."""
+        """Make a token for each character of the texts (in Unicode normal form C)."""
         normalizer = normalizers.NFC()
         tokens = (normalizer.normalize_str(text) for text in texts)
         tokenizer = _counted(itertools.chain.from_iterable(tokens), "character")
@@ -73,10 +73,10 @@ class Vocabulary:
 
     @classmethod
     def of_words(cls, texts: Iterable[str], size: int) -> Vocabulary:
-        """One token for each of the most frequent words of the texts, in lower case.
+        """Make a token for each of the most frequent words of the texts, in lower case.
 
-        A word is what stands together of letters, digits and apostrophes between them; every
-        other sign but white space is a token of its own.
+        A word is a run of letters, digits and apostrophes between them; every other character but
+        white space is a token of its own.
 
         size: number of tokens at most, the 4 specials among them.
 
@@ -97,7 +97,7 @@ class Vocabulary:
 
     @classmethod
     def of_pieces(cls, texts: Iterable[str], size: int) -> Vocabulary:
-        """Byte-pair encoding over bytes, learned from the texts; no text is out of its reach.
+        """Learn byte-pair encoding over bytes, which can encode any text.
 
         size: number of tokens, the 256 bytes and 4 specials among them.
         Source: Sennrich et al. 2016.
@@ -119,11 +119,11 @@ class Vocabulary:
         return self.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without start and end."""
+        """Return the token ids of a text, without start and end."""
         return self.encode_all([text])[0]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of a text, and which of its characters each stands for, from start to end.
+        """Return the token ids of a text, and the characters of each, from start to end.
 
         >>> Vocabulary.of_characters(["3 May"]).encode_with_offsets("3 M")
         ([5, 4, 6], [(0, 1), (1, 2), (2, 3)])
@@ -133,7 +133,7 @@ class Vocabulary:
         return encoding.ids, encoding.offsets
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many texts.
+        """Return the token ids of many texts.
 
         Raises: InputError: a text holds half a surrogate pair, as from bytes that are not UTF-8.
         """
@@ -143,20 +143,20 @@ class Vocabulary:
         return [encoding.ids for encoding in encodings]
 
     def framed(self, ids: Sequence[int], longest: int) -> list[int]:
-        """What an encoder reads of a text's ids: a start token, and its first tokens.
+        """Return the ids that an encoder reads of a text: a start token, and its first ids.
 
-        A head that has nothing to look for can look at the start; pooling "first" reads there.
+        A head can attend to the start where no key matters; pooling "first" reads it.
         """
         return [self.start, *ids][:longest]
 
     def is_special(self, index: int) -> bool:
-        """Whether an id is no part of a text."""
+        """Return whether an id is a special token."""
         return index < len(SPECIALS)
 
     def unknown_parts(self, text: str) -> list[str]:
-        """Characters, or words, of a text that the vocabulary lacks: the model reads <unk>.
+        """Return the characters, or words, of a text that the vocabulary lacks (<unk>).
 
-        Each once, as the vocabulary would have it: composed, and in its case.
+        Each once, normalised as the vocabulary's own tokens.
 
         >>> Vocabulary.of_characters(["3 May"]).unknown_parts("4 May 4")
         ['4']
@@ -170,27 +170,27 @@ class Vocabulary:
         return list(dict.fromkeys(unknown))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; special tokens vanish."""
+        """Return the text of token ids, without special tokens."""
         text = self.decode_continuation(ids)
         # Byte-pair encoding writes a space before the first word.
         return text.removeprefix(" ") if self.has_pieces else text
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
-        """The text of token ids that follow other text: a space before it is kept."""
+        """Return the text of token ids that follow other text, with a leading space."""
         return self.tokenizer.decode([index for index in ids if not self.is_special(index)])
 
     @property
     def has_pieces(self) -> bool:
-        """Whether tokens are pieces of words rather than characters."""
+        """Whether tokens are pieces of words."""
         return isinstance(self.tokenizer.model, models.BPE)
 
     def token_names(self) -> list[str]:
-        """Every token as the tokenizer has it, in the order of their ids."""
+        """Return all tokens of the tokenizer in the order of their ids."""
         names = self.tokenizer.get_vocab()
         return sorted(names, key=lambda name: names[name])
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Each token as a person reads it; specials by name, bytes that are no text as <0xE2>."""
+        """Return each token as readable text; bytes that are no text as <0xE2>."""
         strings = []
         for index in ids:
             name = self.tokenizer.id_to_token(index)
@@ -205,13 +205,13 @@ class Vocabulary:
         return strings
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json, whole or not at all."""
+        """Write a tokenizer.json atomically."""
         with atomic_file(path) as temporary:
             temporary.write_text(self.tokenizer.to_str(pretty=False), "utf-8")
 
     @classmethod
     def load(cls, path: Path, special_tokens: object = None) -> Vocabulary:
-        """Read what `save` wrote; special_tokens: the ids of a PretrainedVocabulary."""
+        """Load a saved vocabulary; special_tokens: the ids of a PretrainedVocabulary."""
         text = read_text(path, "vocabulary")
         try:
             tokenizer = Tokenizer.from_str(text)
@@ -230,9 +230,9 @@ def _check_text(text: str) -> None:
 
 
 def _counted(tokens: Iterable[str], kind: str, most: int | None = None) -> Tokenizer:
-    """A tokenizer of the most frequent tokens.
+    """Make a tokenizer of the most frequent tokens.
 
-    Equal ones in code point order: the same texts give the same ids whatever their order.
+    Ties are in code point order: the order of the texts does not matter.
     """
     counts = Counter(tokens)
     if not counts:
@@ -242,8 +242,8 @@ def _counted(tokens: Iterable[str], kind: str, most: int | None = None) -> Token
     return Tokenizer(models.WordLevel(ids, SPECIALS[1]))
 
 
-#: Which byte each character of a byte-level piece stands for: printable Latin-1 for itself, the
-#: other 68 bytes are the code points from 256 on, in order.
+#: Byte of each character of a byte-level piece: printable Latin-1 is itself, the other 68 bytes
+#: are the code points from 256 on, in order.
 _PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
@@ -252,15 +252,14 @@ _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 class PretrainedVocabulary(Vocabulary):
-    """A tokenizer as it is, and which of its ids fill, begin and end a sequence.
+    """Unchanged tokenizer of a pretrained model, with the ids of its special tokens.
 
-    Texts are split as the tokenizer splits them, but for special tokens: one that is written out
-    in a text is text.
+    A special token that is written out in a text is read as text.
 
     Args:
         tokenizer: of tokenizer.json.
         ids: "pad", "unknown", "start" and "end", NO_TOKEN where there is none; "before" and
-            "after": what an encoder reads around a text.
+            "after": ids that an encoder reads around a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: JsonObject) -> None:
@@ -269,8 +268,8 @@ class PretrainedVocabulary(Vocabulary):
         numbers = {name: [int] if name in ("before", "after") else int for name in _NAMES}
         if misfit(ids, numbers, "special_tokens") is not None:
             raise DataError(
-                "data.json of this run does not say which tokens begin and end a text. Put a copy "
-                "back, or train again."
+                "data.json of this run lacks the ids of its special tokens. Put a copy back, or "
+                "train again."
             )
         self.pad, self.unknown, self.start, self.end = (ids[name] for name in _NAMES[:4])
         self.before, self.after = ids["before"], ids["after"]
@@ -280,9 +279,9 @@ class PretrainedVocabulary(Vocabulary):
 
     @classmethod
     def of_folder(cls, tokenizer: Tokenizer, named: NamedTokens) -> PretrainedVocabulary:
-        """With the ids that the settings of a folder name.
+        """Make the vocabulary of a folder from its tokenizer and settings.
 
-        What is read around a text is what the tokenizer adds to one.
+        The tokens around a text are those that the tokenizer adds.
         """
         inside = tokenizer.encode("a", add_special_tokens=False).ids
         framed = tokenizer.encode("a").ids
@@ -301,11 +300,11 @@ class PretrainedVocabulary(Vocabulary):
         return cls(tokenizer, dict(zip(_NAMES, [*numbers, before, after], strict=True)))
 
     def ids(self) -> JsonObject:
-        """The second argument, as data.json keeps it."""
+        """Return the ids as data.json keeps them."""
         return {name: getattr(self, name) for name in _NAMES}
 
     def framed(self, ids: Sequence[int], longest: int) -> list[int]:
-        """See Vocabulary.framed: with what the model was trained to read around a text."""
+        """Return the ids with the tokens that the model expects around a text."""
         room = max(0, longest - len(self.before) - len(self.after))
         return [*self.before, *ids[:room], *self.after][:longest]
 
@@ -313,11 +312,11 @@ class PretrainedVocabulary(Vocabulary):
         return index in self._special
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See Vocabulary.decode; a space before the first word is the tokenizer's affair."""
+        """Return the text of token ids; spaces are left to the tokenizer."""
         return self.decode_continuation(ids)
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See Vocabulary.token_strings; as the tokenizer has them."""
+        """Return each token as the tokenizer has it."""
         names = (self.tokenizer.id_to_token(index) for index in ids)
         return [
             f"#{index}" if name is None else name for index, name in zip(ids, names, strict=True)

@@ -1,4 +1,4 @@
-"""Translating: texts to the sequences that a beam finds, a list of them or lines without end."""
+"""Translation by beam search, of a list of texts or an endless stream of lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headloom.training.text import PretrainedVocabulary, Vocabulary
 
 @dataclass(frozen=True)
 class Search:
-    """How translations are looked for.
+    """Settings of the beam search.
 
     beam: hypotheses kept at every step; 1 = greedy.
     length_penalty: see `beam_hypotheses`.
@@ -36,10 +36,10 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class TranslatedLine:
-    """A line and what was written for it.
+    """Line and its translations.
 
     number: of the line, from 1.
-    source: the line, without spaces around it: so the texts were that were learned.
+    source: the line, stripped of spaces as the training texts are.
     ids: its tokens, without the end token.
     hypotheses: the best first; none of a line without tokens.
     """
@@ -62,10 +62,10 @@ def translate(
     Args:
         model: a Transformer, in evaluation mode.
         vocabulary: its tokens.
-        texts: sources, read without spaces around them; an empty one gives an empty translation.
-        search: how.
-        progress: told how many texts of how many are done, at every token: texts that are being
-            written count by the share of their longest length.
+        texts: sources, stripped of spaces; an empty one gives an empty translation.
+        search: settings.
+        progress: called at every token with the texts done and their total; unfinished texts count
+            by the share of their maximum length.
 
     Returns: one translation a text, in their order.
     """
@@ -81,20 +81,20 @@ def _hypotheses(
     search: Search,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Hypothesis]]:
-    """What a beam finds for each source, ids without the end token; nothing for an empty one."""
+    """Search hypotheses for each source (ids without the end token); none for an empty one."""
     ranked: list[list[Hypothesis]] = [[] for _ in sources]
     full = [index for index, source in enumerate(sources) if source]
     done = len(sources) - len(full)
     lengths = [(len(sources[index]) + 1,) for index in full]
     for batch in bucketed(lengths, max(1, search.batch_tokens // search.beam)):
 
-        def told(share: float, before: int = done, size: int = len(batch)) -> None:
+        def report(share: float, before: int = done, size: int = len(batch)) -> None:
             progress(before + int(share * size), len(sources))
 
         plan = [full[place] for place in batch]
         ids = padded([[*sources[index], vocabulary.end] for index in plan], vocabulary.pad)
         with products(search.products):
-            decoded = _decode(model, vocabulary, ids, search, told)
+            decoded = _decode(model, vocabulary, ids, search, report)
         for index, hypotheses in zip(plan, decoded, strict=True):
             ranked[index] = hypotheses
         done += len(batch)
@@ -105,20 +105,19 @@ def _hypotheses(
 def translated_windows(
     model: Predictor, vocabulary: Vocabulary, lines: Iterable[str], search: Search, window: int
 ) -> Iterator[list[TranslatedLine]]:
-    """Translate lines without end, in memory that does not grow with their number.
+    """Translate a stream of lines in constant memory.
 
-    A window of lines is read, sorted by length, translated, and yielded in the lines' order before
-    the next one is read.
+    Each window of lines is read, translated in order of length, and yielded in its original order.
 
     Args:
         model: a Transformer, in evaluation mode.
         vocabulary: its tokens.
-        lines: sources, read without spaces around them.
-        search: how.
+        lines: sources, stripped of spaces.
+        search: settings.
         window: lines at once.
 
-    Raises: InputError: a line is longer than the model's positions; whatever `lines` raises; each
-        after the lines before it.
+    Raises: InputError: a line is longer than the model's positions; any error of `lines`; both
+        after the lines before.
     """
     translator = _translator(model)
     room, number, rest = translator.architecture.room, 1, iter(lines)
@@ -165,20 +164,20 @@ def _decode(
     search: Search,
     progress: Callable[[float], None],
 ) -> list[list[Hypothesis]]:
-    # A translation may be longer than its source, within reason and the model's positions. By its
-    # own source: else where a translation that does not end is cut would depend on its batch.
+    # The limit depends on each text's own source, so that an endless translation is cut at the same
+    # place in any batch.
     limits = (2 * (source != vocabulary.pad).sum(1) + 32).tolist()
     room = model.architecture.room
     if room is not None:
         limits = [min(limit, room) for limit in limits]
 
-    def told(length: int) -> None:
+    def report(length: int) -> None:
         progress(length / max(limits))
 
     stepper: Stepper = model
     if isinstance(vocabulary, PretrainedVocabulary):
-        stepper = WithoutTokens(model, vocabulary.pad)  # it was never taught not to write it
+        stepper = WithoutTokens(model, vocabulary.pad)  # training did not exclude padding
     return beam_hypotheses(
         stepper, model.start(source), len(source), start=vocabulary.start, end=vocabulary.end,
-        max_length=limits, beam=search.beam, length_penalty=search.length_penalty, progress=told,
+        max_length=limits, beam=search.beam, length_penalty=search.length_penalty, progress=report,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The loss that a model learns by; loss and accuracy on batches that it does not learn from."""
+"""Training loss with label smoothing; loss and accuracy on held-out batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headloom.training.batches import Batch
 def smoothed_cross_entropy(
     logits: Tensor, targets: Tensor, *, smoothing: float, ignore: int
 ) -> Tensor:
-    """Cross-entropy with label smoothing, summed over the tokens that count, in nats.
+    """Compute cross-entropy with label smoothing, summed over the targets, in nats.
 
         loss = -(1 - smoothing) log p(target) - smoothing * mean over v of log p(v)
 
@@ -25,7 +25,7 @@ def smoothed_cross_entropy(
         logits: (..., vocabulary).
         targets: ids, (...).
         smoothing: share of the target's mass that is spread over the vocabulary.
-        ignore: the id that does not count (padding).
+        ignore: the id that is not scored (padding).
 
     Source: Szegedy et al. 2016, section 7.
 
@@ -46,7 +46,7 @@ def smoothed_cross_entropy(
 def predictor_loss(
     model: Predictor, outputs: Tensor, targets: Tensor, *, smoothing: float
 ) -> Tensor:
-    """The loss of a model's outputs, (rows, width): that of its last map, where it ends in one."""
+    """Compute the loss of outputs, (rows, width), fused with a last linear map."""
     last = model.last_map
     if last is not None and is_plain(last):
         return projected_loss(outputs, last.weight, last.bias, targets, smoothing=smoothing)
@@ -59,8 +59,8 @@ class Evaluation:
     """Means over targets.
 
     loss: cross-entropy, in nats.
-    accuracy: share of the targets that the model thought the likeliest.
-    targets: how many there were.
+    accuracy: share of targets with the highest logit.
+    targets: their number.
     """
 
     loss: float
@@ -74,14 +74,14 @@ def evaluate_batches(
     batches: Iterable[Batch],
     ignored: int,
 ) -> Evaluation:
-    """Score the predictions of a model against the targets of batches.
+    """Compute loss and accuracy of a model on batches.
 
         loss = -mean of log p(target)
 
     Args:
         model: in evaluation mode.
-        batches: what it reads, and the targets.
-        ignored: the number that is no target; nothing is scored for it.
+        batches: inputs and targets.
+        ignored: the target value that is not scored.
     """
     total, right, count = 0.0, 0, 0
     for batch in batches:
@@ -93,7 +93,7 @@ def evaluate_batches(
 
 
 def mean_loss(model: Predictor, batches: Iterable[Batch], ignored: int) -> Tensor:
-    """The loss of `evaluate_batches`, with its gradient where gradients are kept."""
+    """Compute the loss of `evaluate_batches` with its gradient."""
     losses, count = [], 0
     for batch in batches:
         logits, targets = _predictions(model, batch, ignored)
@@ -103,18 +103,18 @@ def mean_loss(model: Predictor, batches: Iterable[Batch], ignored: int) -> Tenso
 
 
 def _predictions(model: Predictor, batch: Batch, ignored: int) -> tuple[Tensor, Tensor]:
-    """The logits of the targets that count, (targets, choices), and these, (targets,)."""
+    """Return logits, (targets, choices), and ids, (targets,), of the targets that count."""
     real = batch.targets != ignored
     return model.logits(model.outputs(**batch.inputs)[real]), batch.targets[real]
 
 
 @dataclass(frozen=True, eq=False)
 class TargetScores:
-    """The predictions of the targets of a batch, in order, padding left out: (targets,) each.
+    """Scores of the targets of a batch, in order, padding excluded: (targets,) each.
 
     nats: -log p(target), float64.
-    right: whether the model thought the target the likeliest.
-    rows: which sequence of the batch a target is of.
+    right: whether the target has the highest logit.
+    rows: sequence of each target in the batch.
     """
 
     nats: Tensor
@@ -124,7 +124,7 @@ class TargetScores:
 
 @torch.no_grad()
 def score_targets(model: Predictor, batch: Batch, ignored: int) -> TargetScores:
-    """Score each prediction of a model against its target; see `evaluate_batches`."""
+    """Score the predictions of a model against the targets; see `evaluate_batches`."""
     logits, targets = _predictions(model, batch, ignored)
     nats = cross_entropy(logits, targets, reduction="none").double()
     rows = (batch.targets != ignored).nonzero()[:, 0]
