@@ -242,7 +242,7 @@ def test_keywords_find_their_section(
         ({"lerning_rate": 1}, r"did you mean learning_rate \(training\.peak_learning_rate\)"),
         (
             {"max_length": 9},
-            r"it is a key of task and of model\. Say task={\.\.\., 'max_length': 9} or",
+            r"it is a key of task and of model\. Write task={\.\.\., 'max_length': 9} or",
         ),
         ({"batch_size": 9}, "such as batch_tokens=2048"),
         (
