@@ -151,11 +151,10 @@ def commands() -> str:
         for parameter in verbs[name].params:
             names = [*parameter.opts, *parameter.secondary_opts]
             default = "" if parameter.default in (None, False, []) else f"`{parameter.default}`"
+            value, named = value_of(hints[parameter.name]), "-" in names[0]
             cells = [
-                f"`{' / '.join(names) if '-' in names[0] else parameter.metavar or names[0]}`",
-                parameter.metavar
-                if "-" in names[0] and parameter.metavar
-                else value_of(hints[parameter.name]),
+                f"`{' / '.join(names) if named else parameter.metavar or names[0]}`",
+                HTML.sub(r"\\\g<0>", parameter.metavar or value) if named else value,
                 "required" if parameter.required else default,
                 HTML.sub(r"\\\g<0>", parameter.help or ""),
             ]
