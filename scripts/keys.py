@@ -1,4 +1,4 @@
-"""The tables of keys in docs/training.md, from what the sections of a configuration say of them.
+"""Tables of docs/reference/configuration.md, from the descriptions of the keys.
 
 python scripts/keys.py writes them anew; a test holds that they are.
 """
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from headloom.training import config, model_sections, sections
 from headloom.training.model_sections import described
 
-PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "configuration.md"
 #: A table: of a class, perhaps without the keys that are as another class has them.
 TABLE = re.compile(r"(<!-- keys of (\w+)(?: beside (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -107,7 +107,7 @@ class TrainingConfig(Section):
 
 
 class RunConfig(Section):
-    """Configuration of a training run; docs/training.md lists the keys of every section."""
+    """Configuration of a training run; docs/reference/configuration.md lists the keys."""
 
     task: TaskConfig = key(..., "what is learned, of which data: `kind`, and the keys of that kind")
     model: ModelConfig = Field(
