@@ -119,7 +119,7 @@ def test_without_kernels_torch_serves_and_it_is_said_once(without_kernels: dict[
     assert graph == "[[0, 1], [1, 0], [2, 0]]"
     assert "headloom was installed without its native kernels" in refused
     before, _ = done.stderr.split("told\n")
-    assert before.count("torch computes attention, slower. `headloom doctor`") == 1
+    assert before.count("torch computes attention, slower. See `headloom doctor`") == 1
     found = json.loads(last)["findings"]
     assert found["attention"]["kernels"] == "none: torch computes everything, slower"
     assert set(found["self-check against float64"]) == {"torch"}

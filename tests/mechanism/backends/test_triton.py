@@ -102,13 +102,13 @@ def test_a_device_on_which_it_is_wrong_is_not_served(
         return output, graph
 
     monkeypatch.setattr(triton, "attend", attend)
-    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32)
+    reason = triton._difference.__wrapped__(torch.device("cpu"), torch.float32)
     if wrong is None:
-        assert said is None
+        assert reason is None
     else:
-        assert said is not None
-        assert said.startswith("on cpu its ")
-        assert "1.0e-02 from plain torch" in said
+        assert reason is not None
+        assert reason.startswith("on cpu its ")
+        assert "1.0e-02 from plain torch" in reason
 
 
 @needs_triton

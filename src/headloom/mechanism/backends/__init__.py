@@ -1,1 +1,1 @@
-"""Where an attention call runs: native kernels, or plain torch."""
+"""Backends of attention calls: native kernels (CPU), Triton kernels (GPU), plain torch."""

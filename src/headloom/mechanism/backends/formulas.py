@@ -1,8 +1,8 @@
-"""The gradients of a kernel's call in torch's operations, a block of rows at a time.
+"""The gradients of a kernel's call in torch operations, one block of rows at a time.
 
-They can be differentiated again, serve kernels that have no backward pass, and hold where scores
-are so large that a kernel's do not. What a formula needs on its way is recomputed and never kept,
-so that memory stays linear whatever the order of the derivative.
+They can be differentiated again, replace missing backward kernels, and are exact for scores that
+are too large for a kernel's backward pass. Intermediate tensors are recomputed, never stored, so
+that memory is linear for derivatives of any order.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from headloom.mechanism.positions import ByDistance, Relative, Shaw
 from headloom.mechanism.scores import Dot
 from headloom.mechanism.shapes import repeat_kv_heads
 
-#: From tensors to tensors.
+#: A function from tensors to tensors.
 Function = Callable[..., tuple[Tensor, ...]]
 
 
 def applied(function: type[torch.autograd.Function], *arguments: object) -> tuple[Tensor, ...]:
-    """The results of an autograd function that has several."""
+    """Apply an autograd function with several results."""
     apply: Callable[..., tuple[Tensor, ...]] = function.apply
     return apply(*arguments)
 
@@ -38,10 +38,10 @@ def applied(function: type[torch.autograd.Function], *arguments: object) -> tupl
 def _products(
     function: Function, tensors: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """The gradients of a function of tensors, from those of its results; differentiable again."""
+    """Return the gradients of a function from those of its results; differentiable again."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        # As views, tensors that are one and the same have each their own gradient.
+        # Views, so that a tensor that occurs twice has two gradients.
         inputs = [
             tensor.view_as(tensor)
             if again and tensor.requires_grad
@@ -66,7 +66,7 @@ def _products(
 
 
 class _Recomputed(torch.autograd.Function):
-    """A function of tensors that keeps nothing but these; differentiable as often as asked."""
+    """Function of tensors that saves only these; differentiable any number of times."""
 
     @staticmethod
     def forward(ctx: Any, function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -80,7 +80,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def batched(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether one of the tensors stands for several, as gradients do by is_grads_batched=True."""
+    """Whether one of the tensors is batched, as gradients are by is_grads_batched=True."""
     functorch = torch._C._functorch
     return any(
         functorch.is_legacy_batchedtensor(tensor) or functorch.is_batchedtensor(tensor)
@@ -90,28 +90,28 @@ def batched(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def by_operations(gradients: Iterable[Tensor | None]) -> bool:
-    """Whether a backward pass is differentiated again, or stands for several: not by a kernel."""
+    """Whether a backward pass is differentiated again or batched, so that no kernel can run it."""
     return torch.is_grad_enabled() or batched(gradients)
 
 
 def products_again(
     function: Function, tensors: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """The gradients of a function, from those of its results; recomputed for their own."""
+    """Return the gradients of a function; recompute them for their own derivatives."""
     count, both = len(tensors), (*tensors, *gradients)
 
     def products(*both: Tensor) -> tuple[Tensor, ...]:
         return _products(function, both[:count], both[count:])
 
     again = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in both)
-    # An autograd function's results would be cut off where they stand for several.
+    # Results of an autograd function would be detached if they are batched.
     return applied(_Recomputed, products, *both) if again and not batched(both) else products(*both)
 
 
 def _results(native: NativeCall, rows: range, queries_count: int, kept: Tensor | None) -> Results:
-    """Results of some rows, in float32, whose queries and bias a call has alone.
+    """Return the results of some rows, in float32; the call has only their queries and bias.
 
-    queries_count: of the whole call. kept: keys of edges, or None: the output alone is asked.
+    queries_count: of the whole call. kept: keys of edges; None: only output and log-sum-exp.
     """
     queries, heads = native.queries, native.queries.shape[1]
     keys, values = (repeat_kv_heads(part, heads) for part in (native.keys, native.values))
@@ -131,63 +131,63 @@ def _results(native: NativeCall, rows: range, queries_count: int, kept: Tensor |
 
 
 def received_by_formulas(native: NativeCall, kept: Tensor) -> Results:
-    """What keys receive, (batch, heads, keys), for kernels that do not say it."""
+    """Compute received attention, (batch, heads, keys), for kernels that do not."""
     total: Results = {}
     count, bias = native.queries.shape[2], native.bias
     for rows in row_blocks(native.queries, native.keys.shape[2]) or [range(0)]:
         inside = slice(rows.start, rows.stop)
-        own = bias if bias is None or bias.shape[2] == 1 else bias[:, :, inside]
+        part_bias = bias if bias is None or bias.shape[2] == 1 else bias[:, :, inside]
         queries, keys, values = native.queries[:, :, inside], native.keys, native.values
-        some = native._replace(
-            queries=queries.float(), keys=keys.float(), values=values.float(), bias=own
+        part = native._replace(
+            queries=queries.float(), keys=keys.float(), values=values.float(), bias=part_bias
         )
         with torch.no_grad():
-            add_received(total, _results(some, rows, count, kept[:, :, inside]))
+            add_received(total, _results(part, rows, count, kept[:, :, inside]))
     return total
 
 
 def gradients_by_formulas(
     native: NativeCall, kept: Tensor | None, incoming: Results, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for NativeCall.tensors, None for those that want none.
+    """Return gradients for NativeCall.tensors, None for those that need none.
 
-    kept: the keys of kept edges, if there are. incoming: gradients by the results that have one.
+    kept: the keys of kept edges, if any. incoming: gradients by results.
     """
     present = [n for n, tensor in enumerate(native.tensors) if tensor is not None]
     by_row = [n for n in present if NativeCall._fields[n] in ("queries", "bias")]
     parts: list[tuple[Tensor, ...]] = []
     for rows in row_blocks(native.queries, native.keys.shape[2]):
         inside = slice(rows.start, rows.stop)
-        some_kept = None if kept is None else kept[:, :, inside]
+        part_kept = None if kept is None else kept[:, :, inside]
 
         def results(
-            *tensors: Tensor, rows: range = rows, some_kept: Tensor | None = some_kept
+            *tensors: Tensor, rows: range = rows, part_kept: Tensor | None = part_kept
         ) -> tuple[Tensor, ...]:
             fields = list(native)
             for n, part in zip(present, tensors, strict=True):
                 fields[n] = part
             call = NativeCall._make(fields)
-            found = _results(call, rows, native.queries.shape[2], some_kept)
-            return tuple(found[name] for name in incoming)
+            by_name = _results(call, rows, native.queries.shape[2], part_kept)
+            return tuple(by_name[name] for name in incoming)
 
         floats = [
             tensor[:, :, inside].float() if n in by_row and tensor.shape[2] != 1 else tensor.float()
             for n, tensor in enumerate(native.tensors)
             if tensor is not None
         ]
-        # What keys receive is a sum over rows: each block has the gradient of the whole.
-        # (Not by their index: a whole one is an alias, which batched gradients have not.)
+        # Column sums are sums over rows: each block has the gradient of the whole.
+        # (narrow, not an index: a full slice is an alias, which batched gradients do not support.)
         gradients = [
             (gradient.narrow(2, rows.start, len(rows)) if name in PER_ROW else gradient).float()
             for name, gradient in incoming.items()
         ]
         parts.append(products_again(results, floats, gradients))
     by_tensor: list[Tensor | None] = [None] * len(native.tensors)
-    for place, n in enumerate(present):
+    for index, n in enumerate(present):
         tensor = native.tensors[n]
         if not needs[n] or tensor is None:
             continue
-        pieces = [part[place] for part in parts]
+        pieces = [part[index] for part in parts]
         if not pieces:
             by_tensor[n] = torch.zeros_like(tensor)
         elif n in by_row and tensor.shape[2] != 1:

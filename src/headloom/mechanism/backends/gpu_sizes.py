@@ -1,4 +1,4 @@
-"""How large the parts of the kernels for GPUs are: by the device, and by what a call is."""
+"""Block and buffer sizes of the GPU kernels, by device and call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 from headloom.mechanism.backends.compiled import NativeCall
 
-#: Keys that a thread's list can name, beside 7 bits of a row.
+#: Number of keys that a thread's list can index, beside 7 bits for the row.
 MOST_LISTED = 2**25
-#: Of how many tiles at most four maxima each are kept where some rows see few of them.
+#: Largest number of tiles with four maxima each, if some rows see few tiles.
 FINE = 512
-#: Times that most lists are appended to at most; one that is full is no loss but of time.
+#: Largest length of a thread's list; a full list only costs time.
 LONGEST_LIST = 256
-#: Bytes of shared memory of a program on devices that have much: A100 has 166,912, H100 232,448;
-#: and on the least since Ampere.
+#: Bytes of shared memory of a program on large devices (A100 has 166,912, H100 232,448), and on
+#: the smallest since Ampere.
 MUCH_SHARED, LEAST_SHARED = 166_912, 101_376
 
 
-#: Names and values that a kernel is compiled for.
+#: Compile-time constants of a kernel by name.
 Constants = dict[str, int | str]
 
 
@@ -32,11 +32,10 @@ def interpreted() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the sizes of the kernel depend on.
+    """Properties of a device that the sizes depend on.
 
-    shared: bytes of shared memory that a program may take. warp: threads of a warp (of a wavefront,
-    as AMD says). amd: whether AMD made it, and Triton compiles for its instructions. processors:
-    how many run programs at once.
+    shared: bytes of shared memory for a program. warp: threads of a warp (AMD: wavefront).
+    amd: whether it is an AMD device. processors: number of multiprocessors.
     """
 
     shared: int
@@ -46,27 +45,27 @@ class Device:
 
 
 def _power(number: int, least: int) -> int:
-    """The power of two that holds a number, and is no smaller than another one."""
+    """Return the smallest power of two that is at least a number and at least `least`."""
     return max(least, 1 << (number - 1).bit_length())
 
 
 @lru_cache
 def described(device: torch.device) -> Device:
-    """A device of torch's, as far as sizes depend on it."""
+    """Return the properties of a torch device that sizes depend on."""
     if device.type != "cuda":
         return Device(MUCH_SHARED)
-    found = torch.cuda.get_device_properties(device)
-    shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
-    processors = found.multi_processor_count
-    return Device(shared, found.warp_size, torch.version.hip is not None, processors)
+    cuda = torch.cuda.get_device_properties(device)
+    shared = getattr(cuda, "shared_memory_per_block_optin", cuda.shared_memory_per_block)
+    processors = cuda.multi_processor_count
+    return Device(shared, cuda.warp_size, torch.version.hip is not None, processors)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the parts of the kernels are, and how each is compiled.
+    """Sizes of the kernels, and the constants that each is compiled with.
 
-    rows, tile: queries of a block and keys of a tile; all kernels take the same. tiles: how many a
-    block sees at most. both: what all are given.
+    rows, tile: queries of a block and keys of a tile, the same in all kernels. tiles: the largest
+    number of tiles of a block. softmax, edges: constants of the two kernels.
     """
 
     rows: int
@@ -77,7 +76,7 @@ class Sizes:
 
 
 def sizes_of(native: NativeCall, kept: int, device: Device) -> Sizes:
-    """The sizes for a call on a device. kept: edges of a row, 0 for none."""
+    """Return the sizes for a call on a device. kept: edges of a row, 0 for none."""
     depths = native.queries.shape[3], native.values.shape[3]
     added = (native.bias, native.offset_bias, native.allowed)
     by_cells = any(tensor is not None for tensor in added)
@@ -102,10 +101,10 @@ def _sizes(
     device: Device,
     interpreting: bool,
 ) -> Sizes:
-    """See `sizes_of`.
+    """Compute `sizes_of`, cached.
 
-    widest: how many keys a row sees at most; uneven: whether some may see far fewer; single:
-    whether numbers are float32; by_cells: whether there is something for each score.
+    widest: largest number of keys of a row; uneven: whether some rows may have far fewer; single:
+    whether tensors are float32; by_cells: whether there is a bias or mask for each score.
     """
     widths = _power(depths[0], 16), _power(depths[1], 16)
     deepest = max(widths)
@@ -114,7 +113,7 @@ def _sizes(
     elif device.shared < LEAST_SHARED and not device.amd and not single:
         rows, tile, warps, stages = 64, 32, 4, 1
     elif device.amd:
-        # Of RDNA's warps of 32 threads each has half as many registers.
+        # RDNA's warps of 32 threads have half as many registers.
         large = device.warp == 64 and not (single and deepest > 128)
         rows, tile = (128, 32) if large else (64, 16)
         warps, stages = 4, 1
@@ -130,17 +129,17 @@ def _sizes(
         rows, tile, warps, stages = 64, 32, 4, 2 if deepest <= 128 else 1
     common: Constants = {
         "ROWS": rows, "TILE": tile, "DEPTH": widths[0],
-        # Of float32 all digits: three products of fewer bits for one, where there are registers;
-        # AMD's matrix units multiply float32 itself.
+        # Full float32 precision: three tf32 products if there are enough registers; AMD's matrix
+        # units multiply float32 directly.
         "PRECISION": "tf32x3" if single and deepest <= 128 and not device.amd else "ieee",
-        # Cells are not asked for ahead: they would take the shared memory of many keys.
+        # Cells are not prefetched: they would take the shared memory of many keys.
         "STAGES": 1 if by_cells else stages, "num_warps": warps, "num_stages": stages,
-        # Sums of products round once, whichever the default of a Triton is.
+        # Fused multiply-add, independent of Triton's default.
         "enable_fp_fusion": True,
     }  # fmt: skip
     threads = warps * device.warp
     fold = _power(2 * kept, 32)
-    # A threshold needs maxima of as many groups of keys as edges are kept, in every row.
+    # A threshold needs the maxima of at least k groups of keys in every row.
     tiles = -(-min(length, widest + rows) // tile) + 1
     few = tiles < 4 * kept or (uneven and tiles <= FINE)
     softmax = common | {
@@ -152,9 +151,9 @@ def _sizes(
     full = left + min(left, 256)
     capacity = full + segment * tile
     width = _power(capacity, 16)
-    # Each thread has some scores of a tile, and nobody else has these.
-    own = rows * tile >= 8 * threads
-    listing = own and length <= MOST_LISTED and not (interpreting or device.amd)
+    # Each thread has its own scores of a tile.
+    disjoint = rows * tile >= 8 * threads
+    listing = disjoint and length <= MOST_LISTED and not (interpreting or device.amd)
     edges = common | {
         "SEGMENT": segment, "LEFT": left, "FULL": full, "CAPACITY": capacity, "WIDTH": width,
         "CUT": max(1, min(rows, 16 * threads // width)),
@@ -167,13 +166,12 @@ def _sizes(
 
 
 def candidates(rows: int, sizes: Constants) -> int:
-    """Numbers of 8 bytes of a program: candidates and two more of each row; lists of threads."""
+    """Return the 8-byte numbers of a program: candidates and two more per row, and thread lists."""
     lists, length, capacity = (int(sizes[name]) for name in ("LISTS", "LIST", "CAPACITY"))
-    of_lists, of_rows = lists * (8 * length + 1), rows * (capacity + 2)
-    return of_lists + of_rows
+    return lists * (8 * length + 1) + rows * (capacity + 2)
 
 
 def band_of(native: NativeCall) -> tuple[int, int]:
-    """Its two sides, of which an open one reaches beyond every key."""
+    """Return the two sides of the band; an open side reaches beyond every key."""
     beyond = native.queries.shape[2] + native.keys.shape[2]
     return max(native.left, -beyond), min(native.right, beyond)

@@ -3,16 +3,15 @@
 The kernels stream keys past blocks of queries and never form the matrix of weights; see
 native/forward.h and native/backward.h. Results do not depend on the number of threads.
 
-torch.compile cannot look into a function that hands memory to C++. It can call an operator of which
-it knows what it gives (the fake kernels here: sizes and types without numbers) and which other
-operator is its derivative:
+torch.compile cannot trace a function that passes memory to C++. It can call an operator that has a
+fake kernel (sizes and dtypes without numbers) and another operator as its derivative:
 
-    torch.ops.headloom.attend               the output, and what a graph is made of
-    torch.ops.headloom.attend_gradients     what its backward pass asks for
+    torch.ops.headloom.attend               the output, and the tensors of a graph
+    torch.ops.headloom.attend_gradients     the gradients of its backward pass
 
-Where nothing is compiled, the same functions are called without torch's dispatcher, which would
-take 0.2 ms of a training step for each call (docs/decisions/0052-one-call.md). An exported program
-has torch's operations instead, so that it runs where headloom is not.
+Without compilation the same functions are called without torch's dispatcher, which would take
+0.2 ms of a training step for each call (docs/decisions/0052-one-call.md). An exported program has
+torch's operations instead, so that it runs without headloom.
 
 Source: torch.library, https://docs.pytorch.org/docs/stable/library.html
 """
@@ -43,36 +42,35 @@ from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.positions import DistanceBias
 from headloom.mechanism.shapes import Output
 
-#: Multiply-adds below which one thread computes a call. It takes some 8 microseconds at most: with
-#: another it took as long, and where the other core is busy milliseconds, until that is awake.
+#: Multiply-adds below which one thread computes a call, in 8 microseconds at most: two threads were
+#: no faster, and took milliseconds if the other core was busy.
 LITTLE = 2**16
-#: Whether the forward kernels round weights of bfloat16 calls, for their product with the values.
+#: Whether the forward kernels round weights to bfloat16 for their product with the values.
 ROUNDS_WEIGHTS = chosen_instruction_set() in ("avx512_bf16", "amx")
-#: Results of the kernels: those of a call, and the output before it was rounded.
+#: Results of the kernels: those of a call, and the output before rounding.
 KERNEL_NAMES = (*NAMES, "exact_output")
-#: How many fields of a call are tensors; then come its numbers.
+#: Number of tensor fields of a call (its first ones), and of all fields.
 TENSORS, FIELDS = 11, len(NativeCall._fields)
 
-#: What the kernels call the edges that are kept.
+#: Names of the kept edges here, and in the kernels.
 _KEPT = tuple((name, f"kept_{name}") for name in ("keys", "scores", "weights"))
 
 Tensors = tuple[Tensor | None, ...]
-#: The fields of a call, one after the other, then `kept`, `received` and `learns`.
+#: The fields of a call, then `kept`, `received` and `learns`.
 Arguments = Sequence[Any]
 
 
 def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Results:
     """Run the forward kernel.
 
-    kept: places for a row's edges, the ones past the last empty; -1 for the output alone.
-    received: whether to sum what each key receives, from the last queries too if the call has such.
-    learns: whether a backward pass may follow, which needs lse and, where the output is rounded,
-        the output before that: an error of dO . O does not cancel in a row's sums, and grows with
-        the distances or keys that these multiply.
+    kept: slots for the edges of a row; -1 for the output alone.
+    received: whether to sum the columns, over the last queries too if the call has `last_queries`.
+    learns: whether a backward pass may follow, which needs lse and the output before rounding: an
+        error of dO . O does not cancel in a row's sums, and is multiplied by distances or keys.
     """
     queries, depth = native.queries, native.values.shape[3]
-    # (The types are the kernels', whatever torch's default is; empty_like takes half of the time of
-    # empty, which calls of a few microseconds feel.)
+    # (dtypes are explicit, since torch's default may differ; empty_like takes half the time of
+    # empty, which matters in calls of a few microseconds.)
     if queries.shape[3] == depth and queries.is_contiguous():
         output = torch.empty_like(queries)
     else:
@@ -81,31 +79,30 @@ def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Resu
     if kept < 0 and not learns:
         kernels.forward(native, results, _threads(native))
         return results
-    shape, alike, single, whole = queries.shape[:3], torch.empty_like, torch.float32, torch.int32
+    shape, like, single, whole = queries.shape[:3], torch.empty_like, torch.float32, torch.int32
     results["lse"] = lse = torch.empty(shape, dtype=single)
     if learns and native.bfloat16:
         results["exact_output"] = torch.empty((*shape, depth), dtype=single)
     if kept >= 0:
         results["scores"] = scores = torch.empty((*shape, kept), dtype=single)
-        results["keys"], results["weights"] = alike(scores, dtype=whole), alike(scores)
-        results["entropy"], results["rest"] = alike(lse), alike(lse)
-        results["count"] = alike(lse, dtype=whole)
+        results["keys"], results["weights"] = like(scores, dtype=whole), like(scores)
+        results["entropy"], results["rest"] = like(lse), like(lse)
+        results["count"] = like(lse, dtype=whole)
     if received:
         for name in NAMES[-3:] if native.last_queries else NAMES[-3:-1]:
-            # Zeros: the kernels write nothing where there is no query.
-            by_key = torch.zeros((*shape[:2], native.keys.shape[2]), dtype=single)
-            results[name] = by_key
-    asked: dict[str, Tensor | int] = {**results}
+            # Zeros: without queries the kernels write nothing.
+            results[name] = torch.zeros((*shape[:2], native.keys.shape[2]), dtype=single)
+    buffers: dict[str, Tensor | int] = {**results}
     if kept >= 0:
-        asked["kept"] = kept
-        for name, of_kernels in _KEPT:
-            asked[of_kernels] = asked.pop(name)
-    kernels.forward(native, asked, _threads(native))
+        buffers["kept"] = kept
+        for name, kernel_name in _KEPT:
+            buffers[kernel_name] = buffers.pop(name)
+    kernels.forward(native, buffers, _threads(native))
     return results
 
 
 def _threads(native: NativeCall) -> int:
-    """How many threads compute a call; results do not depend on it."""
+    """Return the number of threads for a call; results do not depend on it."""
     threads = torch.get_num_threads()
     if threads > 1:
         batch, heads, queries, depth = native.queries.shape
@@ -116,13 +113,13 @@ def _threads(native: NativeCall) -> int:
 
 
 def results_of(tensors: Tensors) -> Results:
-    """Results in the order of KERNEL_NAMES by name; compiled programs have empty ones, left out."""
+    """Name results that are in the order of KERNEL_NAMES; leave out empty ones (of operators)."""
     pairs = zip(KERNEL_NAMES, tensors, strict=True)
     return {name: tensor for name, tensor in pairs if tensor is not None and tensor.ndim > 1}
 
 
 def keep(ctx: Any, inputs: Arguments, output: Tensors) -> None:
-    """Keep what the backward pass needs."""
+    """Save the tensors for the backward pass."""
     ctx.set_materialize_grads(False)
     ctx.arguments = (*[None] * TENSORS, *inputs[TENSORS:])
     results = results_of(output)
@@ -135,8 +132,8 @@ def keep(ctx: Any, inputs: Arguments, output: Tensors) -> None:
 
 
 def backward_pass(ctx: Any, by_result: Tensors, compute: Callable[..., Gradients]) -> Gradients:
-    """Gradients by all arguments, those of a call by a function as `gradients`."""
-    tensors = ctx.saved_tensors  # once: activation checkpointing computes them for one reading
+    """Return gradients for all arguments; `compute`, like `gradients`, gives those of the call."""
+    tensors = ctx.saved_tensors  # read once: activation checkpointing allows no second time
     arguments = ctx.arguments[TENSORS:]
     needs = [
         need and tensor is not None
@@ -144,17 +141,17 @@ def backward_pass(ctx: Any, by_result: Tensors, compute: Callable[..., Gradients
     ]
     incoming = results_of(by_result)
     native = NativeCall(*tensors[:TENSORS], *arguments[:-3])
-    found = compute(native, Saved(*tensors[TENSORS:]), incoming, needs)
-    return *found, *[None] * (len(ctx.arguments) - DIFFERENTIABLE)
+    computed = compute(native, Saved(*tensors[TENSORS:]), incoming, needs)
+    return *computed, *[None] * (len(ctx.arguments) - DIFFERENTIABLE)
 
 
 class AutogradAttend(torch.autograd.Function):
-    """Results of a call, differentiable twice but for kept keys, counts and the largest weights."""
+    """Results of a call, differentiable twice except kept keys, counts and the largest weights."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensors:
-        found = forward(NativeCall(*arguments[:FIELDS]), *arguments[FIELDS:])
-        results = tuple(found.get(name) for name in KERNEL_NAMES)
+        by_name = forward(NativeCall(*arguments[:FIELDS]), *arguments[FIELDS:])
+        results = tuple(by_name.get(name) for name in KERNEL_NAMES)
         keep(ctx, arguments, results)  # (torch takes 20 microseconds to call a setup_context)
         return results
 
@@ -167,7 +164,7 @@ _attend: Callable[..., Tensors] = AutogradAttend.apply
 
 
 def _prepared(call: AttentionCall) -> NativeCall:
-    """What the kernels are asked, in float32 where a gradient is multiplied by distances."""
+    """Prepare a call for the kernels; in float32 if gradients are multiplied by distances."""
     native, relative = prepare(call), call.relative
     if not (ROUNDS_WEIGHTS and native.bfloat16 and isinstance(relative, DistanceBias)):
         return native
@@ -179,9 +176,9 @@ def _prepared(call: AttentionCall) -> NativeCall:
 
 
 def attend(call: AttentionCall, instruction_set: str = "") -> tuple[Output, AttentionGraph | None]:
-    """Output of a call that the kernels serve, and its graph where it keeps one.
+    """Return the output of a call that the kernels serve, and its graph if it keeps one.
 
-    instruction_set: whose kernels run, by name; those of every call if empty.
+    instruction_set: name of the instruction set of the kernels; empty: the default.
     """
     native = _prepared(call)
     if instruction_set:
@@ -197,13 +194,13 @@ def attend(call: AttentionCall, instruction_set: str = "") -> tuple[Output, Atte
         run = _operator if serves_compiled() else _attend
         results = results_of(run(*arguments))
     output = results["output"]
-    # (To convert to what a tensor has takes a microsecond, which short calls feel.)
+    # (Even a conversion to the same dtype takes a microsecond, which matters in short calls.)
     if output.dtype != call.queries.dtype:
         output = output.to(call.queries.dtype)
     return output, None if kept < 0 else graph_of(call, results)
 
 
-# The operators.
+# Operators of compiled programs.
 
 _KINDS: dict[type | UnionType, str] = {
     Tensor: "Tensor", Tensor | None: "Tensor?",
@@ -214,23 +211,23 @@ RESULTS = ", ".join(["Tensor"] * len(KERNEL_NAMES))
 
 
 def _checked(arguments: Arguments) -> NativeCall:
-    """A call whose ranges have numbers only now that the program runs."""
+    """Check the ranges of a call, whose numbers are known only when the program runs."""
     native = NativeCall(*arguments[:FIELDS])
     keys = native.keys.shape[2]
     for ranges in (native.key_range, native.row_range):
         if ranges is not None and ranges.numel() and not 0 <= ranges.min() <= ranges.max() <= keys:
             raise ShapeError(
-                f"mask: keys {int(ranges.min())} to {int(ranges.max())} are asked for, of {keys}. "
-                f"Give lengths, or ranges, from 0 to {keys}."
+                f"mask: the ranges go from key {int(ranges.min())} to {int(ranges.max())}, of "
+                f"{keys} keys. Give lengths, or ranges, from 0 to {keys}."
             )
     return native
 
 
 def _run_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    found = forward(_checked(arguments), *arguments[FIELDS:])
-    # An operator gives tensors alone: what nobody asked for is empty.
+    results = forward(_checked(arguments), *arguments[FIELDS:])
+    # An operator returns tensors only: results that were not requested are empty.
     return tuple(
-        found[name] if name in found else torch.empty(0, dtype=torch.float32)
+        results[name] if name in results else torch.empty(0, dtype=torch.float32)
         for name in KERNEL_NAMES
     )
 
@@ -278,15 +275,15 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
             return gradients(native, rows, incoming, needs)
 
     if by_formulas(native, rows, incoming):
-        # Torch records nothing on a thread that is inside of an operator, and the formulas are
-        # differentiated: they would find zeros.
+        # Autograd does not record on a thread that runs an operator, but the formulas are
+        # differentiated: on this thread their gradients would be 0.
         with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(compute).result()
+            computed = thread.submit(compute).result()
     else:
-        found = compute()
+        computed = compute()
     return [
         gradient.contiguous()
-        for gradient, need in zip(found, needs, strict=True)
+        for gradient, need in zip(computed, needs, strict=True)
         if need and gradient is not None
     ]
 
@@ -312,8 +309,8 @@ def _backward_of_operator(ctx: Any, *by_result: Tensor | None) -> Gradients:
         empty = saved.output.new_empty(0)
         tensors = [empty if tensor is None else tensor for tensor in saved]
         gradients = [incoming.get(name) for name in KERNEL_NAMES]
-        found = iter(_gradients_operator(*native, tensors, gradients, needs))
-        return tuple(next(found) if need else None for need in needs)
+        computed = iter(_gradients_operator(*native, tensors, gradients, needs))
+        return tuple(next(computed) if need else None for need in needs)
 
     return backward_pass(ctx, by_result, compute)
 

@@ -17,14 +17,14 @@ from headloom.mechanism.backends.formulas import applied, by_operations, product
 from headloom.mechanism.neighbour_call import NeighbourCall
 from headloom.mechanism.parts import changed
 
-#: Tasks of the backward pass at most. Each has its own sums of the gradients of parameters.
+#: Largest number of tasks of the backward pass; each sums gradients of parameters separately.
 PIECES = 64
-#: Edges of a task at least.
+#: Least number of edges of a task.
 PIECE_EDGES = 1024
 
 
 def why_not_served(call: NeighbourCall) -> str | None:
-    """Why the kernels do not serve a call, or None where they do."""
+    """Why the kernels do not serve a call; None if they do."""
     if kernels is None:
         return NO_KERNELS
     tensors = [tensor for tensor in call.tensors if tensor is not None]
@@ -41,7 +41,7 @@ def why_not_served(call: NeighbourCall) -> str | None:
 
 
 class _Attention(torch.autograd.Function):
-    """The output, differentiable; its gradients again by torch's formulas."""
+    """Differentiable output; second derivatives by torch's formulas."""
 
     @staticmethod
     def forward(ctx: Any, call: NeighbourCall, *tensors: Tensor | None) -> tuple[Tensor]:
@@ -60,9 +60,9 @@ class _Attention(torch.autograd.Function):
             return None, *(by_name.get(name) for name in NeighbourCall.names)
 
         def by_formula(*leaves: Tensor) -> tuple[Tensor, ...]:
-            left = iter(leaves)
-            every = tuple(None if tensor is None else next(left) for tensor in tensors)
-            return (by_torch.output(ctx.call.with_tensors(every)),)
+            remaining = iter(leaves)
+            fields = tuple(None if tensor is None else next(remaining) for tensor in tensors)
+            return (by_torch.output(ctx.call.with_tensors(fields)),)
 
         present = [tensor for tensor in tensors if tensor is not None]
         gradients = iter(products_again(by_formula, present, (by_output,)))
@@ -70,7 +70,7 @@ class _Attention(torch.autograd.Function):
 
 
 def output(call: NeighbourCall) -> Tensor:
-    """The weighted sums, (targets, heads, value_depth), of a call that the kernels serve."""
+    """Return the weighted sums, (targets, heads, value_depth), of a call that the kernels serve."""
     call = _contiguous(call)
     if not (call.learns and torch.is_grad_enabled()):
         return _forward(call, with_scores=False)[0]
@@ -78,18 +78,18 @@ def output(call: NeighbourCall) -> Tensor:
 
 
 def scores_of(call: NeighbourCall) -> Tensor:
-    """The score of every edge by place, (edges, heads), not differentiable."""
+    """Return the score of every edge by place, (edges, heads), not differentiable."""
     return _forward(_contiguous(call), with_scores=True)[3]
 
 
 def _contiguous(call: NeighbourCall) -> NeighbourCall:
-    """The same call in memory as the kernels read it; keys that are the values stay so."""
-    other = call.mapped(Tensor.contiguous)
-    return changed(other, keys=other.values) if call.keys is call.values else other
+    """Return the call with contiguous tensors; keys and values that are one tensor stay one."""
+    copied = call.mapped(Tensor.contiguous)
+    return changed(copied, keys=copied.values) if call.keys is call.values else copied
 
 
 def _request(call: NeighbourCall, with_columns: bool) -> tuple[Any, list[Tensor]]:
-    """The kernels' view of a call, and the tensors that it has addresses of."""
+    """Return the call for the kernels, and the tensors whose addresses it holds."""
     request, edges = kernels.NeighbourCall(), call.edges
     request.targets, request.sources, request.edges_count = edges.targets, edges.sources, len(edges)
     request.heads, request.value_depth = call.values.shape[1:]
@@ -112,7 +112,7 @@ def _request(call: NeighbourCall, with_columns: bool) -> tuple[Any, list[Tensor]
 
 
 def _forward(call: NeighbourCall, with_scores: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output, shift and inverse of each row, and the scores if asked."""
+    """Return output, shift and inverse of each row, and the scores if requested."""
     request, alive = _request(call, with_columns=False)
     targets, heads = call.edges.targets, call.heads
     result = call.values.new_empty(targets, heads, call.values.shape[2])
@@ -128,7 +128,7 @@ def _forward(call: NeighbourCall, with_scores: bool) -> tuple[Tensor, Tensor, Te
 def _backward(
     call: NeighbourCall, by_output: Tensor, result: Tensor, shift: Tensor, inverse: Tensor
 ) -> dict[str, Tensor]:
-    """The gradients of a call by the names of its tensors."""
+    """Return the gradients of a call by the names of its tensors."""
     request, alive = _request(call, with_columns=True)
     request.output, request.shift = result.data_ptr(), shift.data_ptr()
     request.inverse = inverse.data_ptr()
@@ -136,31 +136,31 @@ def _backward(
     to = kernels.NeighbourGradients()
     pieces = max(1, min(PIECES, (len(call.edges) + call.edges.sources) // PIECE_EDGES))
     to.pieces, new = pieces, call.values.new_empty
-    room = {"values": torch.empty_like(call.values)}
+    buffers = {"values": torch.empty_like(call.values)}
     for name in ("target_terms", "source_terms", "queries", "keys"):
         tensor = getattr(call, name)
         if tensor is not None and not (name == "keys" and _shared(call)):
-            room[name] = torch.empty_like(tensor)
+            buffers[name] = torch.empty_like(tensor)
     if call.vector is not None:
-        room["vector"] = new(pieces, *call.vector.shape)
+        buffers["vector"] = new(pieces, *call.vector.shape)
     by_score = new(len(call.edges), call.heads)
     state = new(call.edges.targets, 4, call.heads)
-    for name, tensor in room.items():
+    for name, tensor in buffers.items():
         setattr(to, name, tensor.data_ptr())
     if _shared(call):
-        to.keys = room["values"].data_ptr()
+        to.keys = buffers["values"].data_ptr()
     to.by_output, to.state = by_output.data_ptr(), state.data_ptr()
     to.scores = by_score.data_ptr()
     kernels.neighbours_backward(request, to, torch.get_num_threads(), INSTRUCTION_SET)
     del alive
-    if "vector" in room:
-        room["vector"] = room["vector"].sum(0)
+    if "vector" in buffers:
+        buffers["vector"] = buffers["vector"].sum(0)
     if call.edge_terms is not None:
-        room["edge_terms"] = call.edges.by_number(by_score)
-    return room
+        buffers["edge_terms"] = call.edges.by_number(by_score)
+    return buffers
 
 
 def _shared(call: NeighbourCall) -> bool:
-    """Whether keys and values are one tensor, whose gradient is then one too."""
+    """Whether keys and values are one tensor, with one gradient."""
     keys, values = call.keys, call.values
     return keys is not None and keys.data_ptr() == values.data_ptr() and keys.shape == values.shape

@@ -1,8 +1,8 @@
-"""From an attention call to what the kernels are asked: plain tensors, ranges and numbers.
+"""From an attention call to a call of the kernels: plain tensors, ranges and numbers.
 
-The kernels know ranges of keys (a band around the query, a range for each sequence, a range for
-each query), masks cell by cell, biases by distance, biases cell by cell, and relative tables. A
-mask that is none of these is formed as bool cells, up to a size.
+The kernels support ranges of keys (a band around the query, a range for each sequence, a range for
+each query), masks by cells, biases by distance, biases by cells, and relative tables. Any other
+mask is formed as bool cells, up to a size.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from headloom.mechanism.mask import Mask
 from headloom.mechanism.positions import Relative
 from headloom.mechanism.scores import Bilinear, Dot, ScaledDot
 
-#: Cells of a mask that may be formed for a call: 256 MiB.
+#: Largest number of mask cells that are formed for a call: 256 MiB.
 MASK_CELLS = 2**28
-#: Scores that the kernels take.
+#: Scores that the kernels support.
 _DOTS = (ScaledDot, Dot, Bilinear)
-#: Types that the kernels read.
+#: Dtypes that the kernels support.
 _TYPES = (torch.float32, torch.bfloat16)
-#: What a plain call has in the places of bias, tables, sinks and masks.
+#: Bias, tables, sinks and masks of a plain call.
 _NO_RULES = (None,) * 8
-#: The largest depth that the kernels are written for.
+#: The largest depth that the kernels support.
 DEEPEST = 1024
 
 
 def why_not_served(call: AttentionCall) -> str | None:
-    """Why the native kernels do not serve a call, or None where they do."""
+    """Why the native kernels do not serve a call; None if they do."""
     if compiled.kernels is None:
         return NO_KERNELS
     if type(call.keep) is All:
-        return "keep=All() asks for the dense weights, which the kernels never form"
+        return "keep=All() needs the dense weights, which the kernels never form"
     queries, keys, values = call.queries, call.keys, call.values
-    # Into a compiled program a call goes as an operator, whatever the tensors stand for.
+    # In a compiled program a call is an operator, which takes any tensors.
     wrapped = None if serves_compiled() else why_wrapped((queries, keys, values))
     if wrapped is not None:
         return wrapped
@@ -61,13 +61,13 @@ def why_not_served(call: AttentionCall) -> str | None:
 
 
 def why_form_not_served(call: AttentionCall) -> str | None:
-    """Why no kernel serves this score, these positions or this mask; None where one may."""
+    """Why no kernel supports this score, these positions or this mask; None if one may."""
     if type(call.score) not in _DOTS:
         return f"the score is {type(call.score).__name__}, the kernels take dot products"
     if call.relative is not None:
         tables = call.relative.tables()
         if type(call.score) is Bilinear and tables is not None:
-            return "Shaw's tables meet the queries before the bilinear matrix does"
+            return "Shaw's tables multiply the queries before the bilinear matrix does"
         if tables is None and not call.relative.only_bias:
             kind = type(call.relative).__name__
             return f"{kind} adds more than a bias by distance, or than Shaw's tables"
@@ -82,7 +82,7 @@ def _why_mask_not_served(call: AttentionCall, mask: Mask) -> str | None:
     rest = mask.bounds(queries, keys).rest if many else None
     if rest is None:
         return None
-    # Two rows tell the size of all, or that all are one.
+    # Two rows give the size of all rows, or show that all rows are one.
     rows = rest.cells(range(min(2, queries)), keys, call.queries.device)
     cells = rows.shape[0] * rows.shape[1] * keys * (1 if rows.shape[2] == 1 else queries)
     if cells <= MASK_CELLS:
@@ -98,18 +98,18 @@ _Rules = dict[str, Any]
 
 
 def prepare(call: AttentionCall) -> NativeCall:
-    """What the kernels are asked for a call that they serve."""
+    """Convert a call that the kernels serve to their form."""
     queries, keys, values = call.queries, call.keys, call.values
-    # (Its own class alone is served; and isinstance of an abstract class takes its time.)
+    # (Subclasses are not served; isinstance of an abstract class would be slow.)
     if type(call.score) is Bilinear:
-        # In half precision what A makes of a query would be rounded once more.
+        # In half precision q^T A would be rounded once more.
         queries, keys, values = queries.float(), keys.float(), values.float()
         with without_autocast(queries.device):
             queries = queries @ call.score.form().float()
     plain = _plain_rows(queries), _plain_rows(keys), _plain_rows(values)
     softcap, last = call.softcap or 0.0, call.received or 0
     if call.mask is None and call.relative is None and call.bias is None and call.sinks is None:
-        # (By position, which calls of a few microseconds feel.)
+        # (By position, which is faster; it matters in calls of a few microseconds.)
         return NativeCall(
             *plain, *_NO_RULES, call.scale, softcap, False, 0, 0, 0, 0, last,
             compiled.INSTRUCTION_SET,
@@ -137,7 +137,7 @@ def _add_positions(rules: _Rules, call: AttentionCall, relative: Relative) -> No
     tables = relative.tables()
     if tables is not None:
         for name, table in (("key_table", tables.keys), ("value_table", tables.values)):
-            if table is not None:  # the kernels read memory: it may lie elsewhere than the call
+            if table is not None:  # the kernels read CPU memory; a table may be on another device
                 table = table if table.ndim == 3 else table[None]
                 rules[name] = table.to("cpu", torch.float32).contiguous()
         rules["clip"] = (tables.keys.shape[-2] - 1) // 2
@@ -151,17 +151,17 @@ def _add_positions(rules: _Rules, call: AttentionCall, relative: Relative) -> No
 
 
 def _plain_rows(tensor: Tensor) -> Tensor:
-    """The same numbers with contiguous rows, as they lie in memory."""
+    """Return a tensor with contiguous rows, resolved in memory."""
     if not (tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
         return tensor.contiguous()
-    # A view may be marked as negated; what is compiled cannot ask, and has none.
+    # A view may have the negative bit; compiled programs cannot test it, and have none.
     if not torch.compiler.is_compiling() and tensor.is_neg():
         return tensor.resolve_neg()
     return tensor
 
 
 def _as_cells(cells: Tensor, keys: int) -> Tensor:
-    """Cells with four dimensions, each whole or of size 1, the keys whole and contiguous."""
+    """Return cells with four dimensions, each full or of size 1; keys full and contiguous."""
     cells = cells.reshape((1,) * (4 - cells.ndim) + tuple(cells.shape))
     cells = cells.expand(*cells.shape[:3], keys)
     return cells if cells.stride(-1) == 1 else cells.contiguous()
@@ -178,7 +178,7 @@ def _add_mask(rules: _Rules, call: AttentionCall, mask: Mask) -> None:
     if bounds.rest is not None:
         cells = bounds.rest.cells(range(rows), length, call.queries.device)
         if cells.shape[0] not in (1, batch) or cells.shape[1] not in (1, heads):
-            # Its first row was another: the kernels read what they are told to be there.
+            # (`check` saw only the first row.) The kernels would read beyond the cells.
             raise ShapeError(
                 f"mask: gave cells for a batch of {cells.shape[0]} and {cells.shape[1]} heads; the "
                 f"call has a batch of {batch} and {heads} heads."

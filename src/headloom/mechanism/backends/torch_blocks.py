@@ -1,4 +1,4 @@
-"""The steps of an attention call in plain torch, for a block of rows at a time."""
+"""The steps of an attention call in plain torch, for one block of rows."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from headloom.mechanism.shapes import (
 
 Result = TypeVar("Result")
 
-#: Numbers that one block of rows may hold: 64 MiB of float32.
+#: Largest number of cells of a block of rows: 64 MiB of float32.
 BLOCK_CELLS = 2**24
 
 
 def in_transform() -> bool:
-    """Whether a transform of torch.func is at work, or derivatives are taken forward."""
+    """Whether a torch.func transform or forward-mode differentiation is active."""
     forward: bool = forward_ad._current_level >= 0
     return forward or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def in_float(call: AttentionCall) -> AttentionCall:
-    """The call in float32 where it is in half precision; else the call itself."""
+    """Convert a call in half precision to float32; return other calls as they are."""
     if call.queries.dtype not in (torch.float16, torch.bfloat16):
         return call
     queries = call.queries.float()
@@ -56,7 +56,7 @@ def in_float(call: AttentionCall) -> AttentionCall:
 
 
 class _AllRows:
-    """All queries of a program that is exported for any length: a range whose end is no number."""
+    """Range of all queries in a program exported for dynamic lengths: its end is no int."""
 
     start = 0
 
@@ -68,24 +68,24 @@ class _AllRows:
 
 
 def all_rows(queries: Queries) -> range:
-    """All queries as one range, also where a program is exported for any length."""
+    """Return all queries as one range, also in a program exported for dynamic lengths."""
     count = queries.shape[2]
     return range(count) if type(count) is int else cast(range, _AllRows(count))
 
 
 def row_blocks(queries: Queries, cells_per_row: int) -> list[range]:
-    """The queries in blocks of BLOCK_CELLS or one row; cells_per_row: of one head."""
+    """Split the queries into blocks of BLOCK_CELLS or one row; cells_per_row: of one head."""
     batch, heads, count, _ = queries.shape
     if is_exporting() and any(type(size) is not int for size in queries.shape):
-        return [all_rows(queries)]  # as many blocks as there are would be a number too
+        return [all_rows(queries)]  # since the number of blocks would be dynamic too
     size = max(1, BLOCK_CELLS // max(1, batch * heads * cells_per_row))
-    if 0 < count <= size:  # (a program that is compiled for any length asks no more of it)
+    if 0 < count <= size:  # (so that a program with a dynamic length has no other condition on it)
         return [all_rows(queries)]
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def blocks(call: AttentionCall) -> list[range]:
-    """The queries, in blocks whose scores fit BLOCK_CELLS; one empty block where there are none."""
+    """Split the queries into blocks whose scores fit BLOCK_CELLS; one empty block if none."""
     cells_per_score = call.score.cells_per_score(call.queries.shape[3])
     return row_blocks(call.queries, call.keys.shape[2] * cells_per_score) or [range(0)]
 
@@ -98,10 +98,10 @@ def run_block(
     rows: range,
     recompute: bool,
 ) -> Result:
-    """One block of rows, its inner tensors recomputed in the backward pass where asked."""
+    """Run one block of rows; with recompute, its inner tensors are recomputed in backward."""
     queries = call.queries[:, :, rows.start : rows.stop]
     if recompute and torch.is_grad_enabled():
-        # The state of the random numbers is needed again only where they drop weights.
+        # The random state is needed again only for dropout.
         random = call.dropout > 0
         result: Result = checkpoint(
             step, call, queries, keys, values, rows, use_reentrant=False, preserve_rng_state=random
@@ -111,13 +111,13 @@ def run_block(
 
 
 def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range) -> Scores:
-    """The scores of some rows as AttentionCall defines them; keys: one head for each of queries."""
+    """Return the scores of some rows by the formula of AttentionCall; keys: one for each head."""
     scores = call.score(queries, keys)
     length = keys.shape[2]
     if not isinstance(scores, Tensor) or scores.shape != (*queries.shape[:3], length):
-        found = describe(scores) if isinstance(scores, Tensor) else type(scores).__name__
+        kind = describe(scores) if isinstance(scores, Tensor) else type(scores).__name__
         raise ShapeError(
-            f"{type(call.score).__name__}: the scores are {found}; expected one for each query and "
+            f"{type(call.score).__name__}: the scores are {kind}; expected one for each query and "
             f"key, {(*queries.shape[:3], length)}."
         )
     if call.relative is not None:
@@ -131,7 +131,7 @@ def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range)
 
 
 def with_rules(call: AttentionCall, scores: Scores, rows: range) -> Scores:
-    """Scores of some rows with their biases, and minus infinity where the mask hides a key."""
+    """Add biases to the scores of some rows; set those of masked keys to minus infinity."""
     length, device = scores.shape[-1], scores.device
     if call.relative is not None:
         relative_bias = call.relative.bias(rows, length, device)
@@ -147,34 +147,33 @@ def with_rules(call: AttentionCall, scores: Scores, rows: range) -> Scores:
 
 
 def normalise(call: AttentionCall, scores: Scores) -> tuple[Weights, Weights, PerRow, PerRow]:
-    """Weights, their logarithms, log-sum-exp, and the mass of each row (1, or 0 if all hidden)."""
+    """Return weights, their logarithms, log-sum-exp, and the mass of each row (0 if all masked)."""
     logits = scores
     if call.sinks is not None:
         sink = call.sinks.to(scores)[None, :, None, None].expand(*scores.shape[:3], 1)
         logits = torch.cat((scores, sink), -1)
     hidden = (logits == -torch.inf).all(-1, keepdim=True)
-    # A row without any key has no softmax: it is computed from zeros and then set to 0, so that
-    # no NaN arises that would have to be hidden, forward or backward.
-    shown = logits.masked_fill(hidden, 0)
-    # Not scores - lse: where scores are huge, their log-sum-exp has lost the digits that weights
-    # are made of.
-    log_weights = shown.log_softmax(-1)[..., : scores.shape[-1]].masked_fill(hidden, -torch.inf)
+    # A row without keys is computed from zeros and then set to 0, so that no NaN arises in forward
+    # or backward.
+    safe = logits.masked_fill(hidden, 0)
+    # Not scores - lse: if scores are huge, their log-sum-exp has too few digits for weights.
+    log_weights = safe.log_softmax(-1)[..., : scores.shape[-1]].masked_fill(hidden, -torch.inf)
     weights = log_weights.exp()
-    lse = shown.logsumexp(-1).masked_fill(hidden.squeeze(-1), -torch.inf)
-    # Of a score that is infinite, weights are no numbers, and all of the row says so.
+    lse = safe.logsumexp(-1).masked_fill(hidden.squeeze(-1), -torch.inf)
+    # An infinite score makes the whole row NaN.
     lse = lse.masked_fill(lse == torch.inf, torch.nan)
     return weights, log_weights, lse, (~hidden).squeeze(-1).to(scores.dtype)
 
 
 def add_received(total: Results, part: Results) -> None:
-    """Add what keys receive from some rows, at once: a part for every block would take memory."""
+    """Add the column sums of some rows to the total, so that the parts need not be stored."""
     for name in part.keys() & {"received", "received_most", "received_last"}:
         add = torch.maximum if name == "received_most" else torch.add
         total[name] = add(total[name], part[name]) if name in total else part[name]
 
 
 def fill_places(results: Results, places: int) -> None:
-    """Give rows of fewer edges so many places, the others empty."""
+    """Pad the rows of a graph to a number of slots."""
     missing = (0, places - results["keys"].shape[-1])
     if missing[1] > 0:
         for name, empty in (("keys", -1), ("scores", -torch.inf), ("weights", 0)):
@@ -182,7 +181,7 @@ def fill_places(results: Results, places: int) -> None:
 
 
 def weigh(call: AttentionCall, weights: Weights, values: Values, rows: range) -> Output:
-    """The output of some rows: weighted values, and what relative positions add to them."""
+    """Return the output of some rows: weighted values and the term of relative positions."""
     if call.dropout:
         weights = dropout(weights, call.dropout)
     output = weights @ values
@@ -194,9 +193,9 @@ def weigh(call: AttentionCall, weights: Weights, values: Values, rows: range) ->
 
 
 def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest scores of each row, highest first, ties to the lower key; and their keys.
+    """Return the k highest scores of each row, in order, and their keys; ties to the lower key.
 
-    In a program that is compiled for any number of keys, rows of fewer have minus infinity too.
+    In a program compiled for a dynamic number of keys, shorter rows are padded by minus infinity.
     """
     if type(scores.shape[-1]) is int:
         k = min(k, scores.shape[-1])
@@ -209,15 +208,15 @@ def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         values, keys = scores.topk(k, -1)
         last = values[..., -1:]
-        # torch's topk leaves open which of several equal scores it takes. Rows in which the last
-        # place is shared are sorted whole.
-        shared = ((scores >= last).sum(-1) > k) & (last[..., 0] > -torch.inf)
+        # torch's topk does not define which of equal scores it returns. Rows with a tie at the last
+        # rank are sorted completely.
+        tied = ((scores >= last).sum(-1) > k) & (last[..., 0] > -torch.inf)
         if in_transform() or torch.compiler.is_compiling() or scores.is_meta:
-            # Where nothing can depend on numbers, all rows are sorted.
+            # Control flow cannot depend on numbers here: sort all rows.
             keys = scores.sort(stable=True, dim=-1, descending=True).indices[..., :k]
-        elif bool(shared.any()):
-            exact = scores[shared].sort(stable=True, dim=-1, descending=True).indices[..., :k]
-            keys[shared] = exact
+        elif bool(tied.any()):
+            exact = scores[tied].sort(stable=True, dim=-1, descending=True).indices[..., :k]
+            keys[tied] = exact
         keys = keys.sort(-1).values
         order = scores.gather(-1, keys).sort(stable=True, dim=-1, descending=True).indices
         keys = keys.gather(-1, order)
@@ -232,27 +231,27 @@ def results_of_rows(
     queries: int,
     kept: int | Tensor | None,
 ) -> Results:
-    """What a call gives for some rows.
+    """Return the results of a call for some rows.
 
-    values: one head for each head of queries. queries: how many the call has.
-    kept: how many edges of a row to keep; or their keys, as another kernel found them; or None, for
-        output and log-sum-exp alone.
+    values: one head for each query head. queries: number of queries of the call.
+    kept: number of edges of a row to keep; or their keys, from another kernel; or None: only output
+        and log-sum-exp.
     """
     weights, log_weights, lse, mass = normalise(call, scores)
     results = {"output": weigh(call, weights, values, rows), "lse": lse}
     if kept is None:
         return results
-    seen = scores != -torch.inf
+    visible = scores != -torch.inf
     # From 0, so that the entropy of a row with one weight of 1 is 0 and not -0.
-    results["entropy"] = 0 - (weights * log_weights.masked_fill(~seen, 0)).sum(-1)
-    results["count"] = seen.sum(-1).int()
+    results["entropy"] = 0 - (weights * log_weights.masked_fill(~visible, 0)).sum(-1)
+    results["count"] = visible.sum(-1).int()
     if isinstance(kept, Tensor):
         kept_keys, empty = kept.clamp(min=0).long(), kept < 0
         kept_scores = scores.gather(-1, kept_keys).masked_fill(empty, -torch.inf)
     else:
         kept_scores, kept_keys = strongest(scores, kept)
         empty = kept_scores == -torch.inf
-    # Empty places weigh 0 also in a row that is no number.
+    # Empty slots have weight 0, also in a row of NaN.
     kept_weights = weights.gather(-1, kept_keys.masked_fill(empty, 0)).masked_fill(empty, 0)
     kept_keys = kept_keys.masked_fill(empty, -1).int()
     results |= {"keys": kept_keys, "scores": kept_scores, "weights": kept_weights}
@@ -260,6 +259,6 @@ def results_of_rows(
     if not isinstance(kept, Tensor):
         fill_places(results, kept)
     if call.received is not None:
-        of_keys = of_rows(weights, rows, queries, call.received)._asdict()
-        results |= {name: part for name, part in of_keys.items() if part is not None}
+        received = of_rows(weights, rows, queries, call.received)._asdict()
+        results |= {name: part for name, part in received.items() if part is not None}
     return results

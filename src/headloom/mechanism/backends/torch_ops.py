@@ -1,12 +1,11 @@
-"""The attention call in plain torch: any device, any score, differentiable, memory linear.
+"""Attention calls in plain torch: any device, any score, differentiable, linear memory.
 
-Queries are taken a block of rows at a time. Where gradients are wanted and there is more than one
-block, each is recomputed in the backward pass instead of kept, so that memory stays linear there
-too. The output alone is by torch's fused attention where that serves the call.
+Queries are computed one block of rows at a time. If gradients are needed and there are several
+blocks, each is recomputed in the backward pass, so that memory stays linear there too. The output
+alone is computed by torch's fused attention if that supports the call.
 
-float16 and bfloat16 are computed in float32, since a score overflows float16 before its scale
-makes it small. Output and weights are cast back; scores, their log-sum-exp, entropy and rest are
-float32.
+float16 and bfloat16 are computed in float32, since scores may overflow float16 before they are
+scaled. Output and weights are cast back; scores, log-sum-exp, entropy and rest are float32.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from headloom.mechanism.shapes import Keys, Output, Queries, Values, Weights, re
 
 @in_own_types
 def attend(call: AttentionCall) -> tuple[Output, AttentionGraph | Weights | None]:
-    """Output, and what the call keeps: a graph, the dense weights, or nothing."""
+    """Return the output, and the graph, the dense weights or None, by the call's `keep`."""
     if call.keep is None and _fused_serves(call):
         output = _fused(call)
         if not _zeros_for_nan(call, output):
@@ -89,10 +88,10 @@ def _dense_rows(
 
 
 class _Together(torch.autograd.Function):
-    """The tensors of one block as they are; a backward pass through one goes through all.
+    """Identity that ties the tensors of one block: a backward pass through one uses all.
 
-    A recomputed block is let go when the backward pass has been through all of it: of a loss that
-    uses only some, the rest of each block would stay until the end.
+    A recomputed block is freed when the backward pass has used all of it. If a loss uses only some
+    of its tensors, the rest of each block would stay in memory until the end.
     """
 
     @staticmethod
@@ -107,14 +106,14 @@ class _Together(torch.autograd.Function):
 def _fused_serves(call: AttentionCall) -> bool:
     """Whether torch's fused attention can run the call.
 
-    It hides keys before it scales: times a scale that is not above 0, minus infinity is not what
-    it was. And what is added to scores is of the queries' type: in half precision a sum would lose
-    its digits. On the CPU its gradients cannot be differentiated again, and are none where scores
-    are so large that lse has lost the digits after the point.
+    It masks before it scales, so that a scale of 0 or less would change minus infinity. It adds
+    masks in the dtype of the queries, so that in half precision a sum would lose digits. On the CPU
+    its gradients cannot be differentiated again, and are wrong if scores are so large that lse has
+    no digits after the point.
     """
     inputs = (call.queries, call.keys, call.values)
-    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    if learns and call.queries.is_cpu and not torch.compiler.is_compiling():
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    if needs_grad and call.queries.is_cpu and not torch.compiler.is_compiling():
         return False
     half = call.queries.dtype in (torch.float16, torch.bfloat16)
     exact = call.relative is None and (call.bias is None or call.bias.dtype == call.queries.dtype)
@@ -132,16 +131,16 @@ def _fused_serves(call: AttentionCall) -> bool:
 
 
 def _zeros_for_nan(call: AttentionCall, output: Tensor) -> bool:
-    """Whether torch's fused attention gave 0 in rows of NaN, as it does on the CPU of few keys."""
+    """Whether fused attention returned 0 for rows that are NaN, as on the CPU with few keys."""
     inputs = (call.queries, call.keys)
     if output.device.type != "cpu" or why_wrapped(inputs) is not None:
         return False
-    nothing = (output.detach() == 0).all(-1)
-    return bool(nothing.any()) and any(bool(part.detach().isnan().any()) for part in inputs)
+    zeros = (output.detach() == 0).all(-1)
+    return bool(zeros.any()) and any(bool(part.detach().isnan().any()) for part in inputs)
 
 
 def _fused(call: AttentionCall) -> Tensor:
-    """The fused attention of torch; masks and biases are formed a block of rows at a time."""
+    """Run torch's fused attention; masks and biases are formed one block of rows at a time."""
     plain = call.bias is None and call.relative is None
     attention = partial(
         scaled_dot_product_attention, enable_gqa=call.keys.shape[1] != call.heads,
@@ -154,18 +153,18 @@ def _fused(call: AttentionCall) -> Tensor:
         call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, rows: range
     ) -> Tensor:
         if plain and call.mask is not None:
-            added = call.mask.cells(rows, keys.shape[2], queries.device)
+            mask = call.mask.cells(rows, keys.shape[2], queries.device)
         else:
             zeros = queries.new_zeros(1, 1, queries.shape[2], keys.shape[2])
-            added = with_rules(call, zeros, rows)
-        blind = None
+            mask = with_rules(call, zeros, rows)
+        empty = None
         if queries.device.type != "cpu":
-            # A row that sees nothing is 0, which not all of torch's kernels for GPUs make it.
-            seen = added if added.dtype == torch.bool else added > -torch.inf
-            blind = ~seen.any(-1, keepdim=True)
-            added = added.masked_fill(blind, True if added.dtype == torch.bool else 0.0)
-        output = attention(queries, keys, values, attn_mask=added)
-        return output if blind is None else output.masked_fill(blind, 0.0)
+            # A row without keys must be 0; not all of torch's GPU kernels do that.
+            visible = mask if mask.dtype == torch.bool else mask > -torch.inf
+            empty = ~visible.any(-1, keepdim=True)
+            mask = mask.masked_fill(empty, True if mask.dtype == torch.bool else 0.0)
+        output = attention(queries, keys, values, attn_mask=mask)
+        return output if empty is None else output.masked_fill(empty, 0.0)
 
     ranges = blocks(call)
     parts = [

@@ -1,7 +1,8 @@
-"""attend() on a GPU by Triton kernels: output and exact graph, memory linear.
+"""attend() on a GPU by Triton kernels: output and exact graph in linear memory.
 
-The kernels are forward; gradients, and what keys receive, are taken by torch's formulas, a block of
-rows at a time. Before they serve a device they are held against plain torch on a small call there.
+The kernels compute the forward pass; gradients and received attention are computed by torch's
+formulas, one block of rows at a time. Before a device is used, the kernels are compared with plain
+torch on a small call there.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from headloom.mechanism.shapes import Output
 
 #: The first Triton that compiles the kernel; it comes with torch 2.8.
 LEAST_TRITON = (3, 4)
-#: Depths the kernel takes; of edges, as many as are sorted in registers.
+#: Largest depth of the kernel, and largest number of edges, which are sorted in registers.
 DEEPEST, MOST_KEPT = 256, 512
-#: Bytes of candidates and maxima that all programs may hold; where one needs much, fewer run.
+#: Bytes of candidates and maxima of all programs; if one needs much, fewer run at once.
 ROOM = 2**30
-#: What a device says while it runs, and not the compiler.
+#: Errors of a device that is running, not of the compiler.
 OF_DEVICES = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
-#: By how much the small call may differ, of numbers about 1.
+#: Largest differences allowed in the small call, for numbers about 1.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
 
 def why_not_served(call: AttentionCall) -> str | None:
-    """Why the kernel does not serve a call, or None where it does."""
+    """Why the kernel does not serve a call; None if it does."""
     device, dtype = call.queries.device, call.queries.dtype
     if device.type != "cuda" and not (interpreted() and device.type == "cpu"):
         return f"the tensors are on {device}, the kernel runs on CUDA devices"
@@ -68,7 +69,7 @@ def why_not_served(call: AttentionCall) -> str | None:
     if not 0 < min(depths) <= max(depths) <= DEEPEST:
         return f"the depths are {depths[0]} and {depths[1]}, the kernel takes 1 to {DEEPEST}"
     if min(call.places, call.keys.shape[2]) > MOST_KEPT:
-        return f"{call.places:,} edges are to be kept, the kernel keeps up to {MOST_KEPT}"
+        return f"{call.places:,} edges to keep, the kernel keeps up to {MOST_KEPT}"
     return why_form_not_served(call) or _difference(device, dtype)
 
 
@@ -81,38 +82,39 @@ def _triton_version() -> tuple[int, ...]:
 
 @lru_cache
 def _difference(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What is wrong with the kernels on a device, held against plain torch there; None: nothing."""
+    """Compare the kernels with plain torch on a device; return the difference, None if small."""
     generator = torch.Generator().manual_seed(1)
     length = 70 if interpreted() else 700  # several tiles
     queries, keys, values = (
         torch.randn(1, heads, length, 32, generator=generator).to(device, dtype)
         for heads in (4, 2, 2)
     )
-    # Then full lists of candidates, and ties: whole numbers, whose sums are exact anywhere.
-    alike = queries.round(), torch.ones_like(keys)
-    for of, some, scale in (("", (queries, keys), 32**-0.5), (" of equal scores", alike, 0.5)):
-        call = AttentionCall(*some, values, ScaledDot(), scale, causal(), keep=Top(8))
+    # Then full lists of candidates, and ties: integers, whose sums are exact on every device.
+    equal = queries.round(), torch.ones_like(keys)
+    for case, inputs, scale in (("", (queries, keys), 32**-0.5), (" of equal scores", equal, 0.5)):
+        call = AttentionCall(*inputs, values, ScaledDot(), scale, causal(), keep=Top(8))
         with torch.no_grad():
             try:
                 output, graph = attend(call)
-            except Exception as error:  # a compiler's, of which there are many
+            except Exception as error:  # compilers have many classes of errors
                 return f"on {device} it cannot be compiled or run: {type(error).__name__}: {error}"
-            expected, other = torch_ops.attend(call)
-            assert isinstance(other, AttentionGraph)
-        names = ["weights", "lse", "entropy", "rest", *(["keys"] if of else [])]
-        pairs = {name: (getattr(graph, name), getattr(other, name)) for name in names}
-        pairs |= {"output": (output, expected)}
-        for name, (found, wanted) in pairs.items():
-            apart = float((found.float() - wanted.float()).abs().max())
-            if not apart <= TOLERANCES[dtype]:
+            torch_output, torch_graph = torch_ops.attend(call)
+            assert isinstance(torch_graph, AttentionGraph)
+        names = ["weights", "lse", "entropy", "rest", *(["keys"] if case else [])]
+        pairs = {name: (getattr(graph, name), getattr(torch_graph, name)) for name in names}
+        pairs |= {"output": (output, torch_output)}
+        for name, (actual, expected) in pairs.items():
+            difference = float((actual.float() - expected.float()).abs().max())
+            if not difference <= TOLERANCES[dtype]:
                 return (
-                    f"on {device} its {name}{of} is off by {apart:.1e} from plain torch in {dtype}"
+                    f"on {device} its {name}{case} differs by {difference:.1e} from plain torch "
+                    f"in {dtype}"
                 )
     return None
 
 
 def forward_graph(native: NativeCall, kept: int) -> Results:
-    """Output and graph of so many edges a row."""
+    """Return the output and a graph with `kept` edges in each row."""
     from headloom.mechanism.backends.triton_edges import edges_kernel
     from headloom.mechanism.backends.triton_softmax import softmax_kernel
 
@@ -132,13 +134,13 @@ def forward_graph(native: NativeCall, kept: int) -> Results:
     results = dict(zip(PER_ROW, every, strict=True))
     if not lse.numel():
         return results
-    found = described(device)
-    sizes = sizes_of(native, k, found)
+    properties = described(device)
+    sizes = sizes_of(native, k, properties)
     blocks, tiles = -(-query_count // sizes.rows), -(-length // sizes.tile)
     programs, words = blocks * batch * heads, -(-tiles // 128) * 4
-    of_row = [per_row() for _ in range(3)] if k else [lse] * 3  # then not read
+    of_row = [per_row() for _ in range(3)] if k else [lse] * 3  # not read without edges
     again = torch.empty(programs * words if k else 0, dtype=torch.int32, device=device)
-    taken = torch.zeros(8, dtype=torch.int32, device=device)  # blocks, by either kernel
+    taken = torch.zeros(8, dtype=torch.int32, device=device)  # block counters of both kernels
 
     rules = _rules(native)
     flags = {f"HAS_{name.upper()}": rule is not None for name, rule in rules.items()}
@@ -156,7 +158,7 @@ def forward_graph(native: NativeCall, kept: int) -> Results:
 
     groups = min(tiles, sizes.tiles) * int(sizes.softmax["PARTS"])
     room, running = _room(
-        4 * sizes.rows * groups if k else 0, programs, sizes.softmax, found, device
+        4 * sizes.rows * groups if k else 0, programs, sizes.softmax, properties, device
     )
     _launch(
         softmax_kernel, running,
@@ -170,7 +172,7 @@ def forward_graph(native: NativeCall, kept: int) -> Results:
         return results
     del flags["HAS_SINKS"]
     of_program = -(-(candidates(sizes.rows, sizes.edges) + tiles // 2 + 1) // 16) * 16
-    room, running = _room(8 * of_program, programs, sizes.edges, found, device)
+    room, running = _room(8 * of_program, programs, sizes.edges, properties, device)
     _launch(
         edges_kernel, running,
         queries, keys, kept_keys, kept_scores, kept_weights, rest,
@@ -182,22 +184,22 @@ def forward_graph(native: NativeCall, kept: int) -> Results:
     return results
 
 
-def _launch(kernel: Any, programs: int, *given: Any, **sizes: Any) -> None:
-    """Run programs of a kernel on the device of the first tensor, be it the current one or not."""
+def _launch(kernel: Any, programs: int, *arguments: Any, **sizes: Any) -> None:
+    """Run programs of a kernel on the device of the first tensor, which may not be the current."""
     try:
-        with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
-            kernel[(programs,)](*given, **sizes)
-    except Exception as error:  # a compiler's, of which there are many
-        what = (str(error).strip() or "without words").splitlines()[0]
-        found = f"{type(error).__name__}: {what}"
-        compiling = BackendError(f"the kernel cannot be compiled for this call: {found}")
+        with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+            kernel[(programs,)](*arguments, **sizes)
+    except Exception as error:  # compilers have many classes of errors
+        message = (str(error).strip() or "no message").splitlines()[0]
+        reason = f"{type(error).__name__}: {message}"
+        compiling = BackendError(f"the kernel cannot be compiled for this call: {reason}")
         raise error if isinstance(error, OF_DEVICES) else compiling  # noqa: B904
 
 
 def _room(
     of_program: int, programs: int, sizes: Constants, device: Device, where: torch.device
 ) -> tuple[Tensor, int]:
-    """Memory for the programs that run at once, in numbers of 8 bytes, and how many run."""
+    """Allocate memory for the programs that run at once, in 8-byte numbers; return their number."""
     running = min(programs, device.processors * max(1, 8 // int(sizes["num_warps"])))
     if of_program:
         running = max(1, min(running, ROOM // of_program))
@@ -205,14 +207,14 @@ def _room(
 
 
 def _rules(native: NativeCall) -> dict[str, Tensor | None]:
-    """What the kernel reads beside queries, keys and values, in its order and on their device."""
+    """Return the kernel's tensors besides queries, keys and values, in its order, on the device."""
     device, (batch, _, count, _) = native.queries.device, native.queries.shape
     rows = native.row_range
-    found = {
+    tensors = {
         "sinks": native.sinks,
         "bias": native.bias,
         "offset_bias": native.offset_bias,
-        # A view: a copy would have other strides where cells are shared.
+        # A view: a copy of broadcast cells would have other strides.
         "allowed": None if native.allowed is None else native.allowed.view(torch.uint8),
         "key_range": None if native.key_range is None else native.key_range.int(),
         "row_range": None if rows is None else rows.expand(2, batch, count).int(),
@@ -222,12 +224,12 @@ def _rules(native: NativeCall) -> dict[str, Tensor | None]:
         name: tensor
         if tensor is None or (name in cells and tensor.device == device)
         else tensor.to(device).contiguous()
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     }
 
 
 def _strides(cells: Tensor | None, rows: tuple[int, int, int]) -> tuple[int, ...]:
-    """Of cells of which each dimension is whole or 1, but for the keys."""
+    """Return the strides of cells without the keys, 0 in dimensions of size 1."""
     if cells is None:
         return (0, 0, 0)
     return tuple(
@@ -241,13 +243,13 @@ def _forward(native: NativeCall, kept: int, received: bool) -> Results:
 
 
 class _Attend(native.AutogradAttend):
-    """As on the CPU, by other kernels, of which none is backward."""
+    """Autograd function like that of the CPU, with formulas for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
         call, (kept, received, _) = NativeCall(*arguments[:-3]), arguments[-3:]
-        found = _forward(call, kept, received)
-        results = tuple(found.get(name) for name in native.KERNEL_NAMES)
+        by_name = _forward(call, kept, received)
+        results = tuple(by_name.get(name) for name in native.KERNEL_NAMES)
         native.keep(ctx, arguments, results)
         return results
 
@@ -266,12 +268,12 @@ _attend: Callable[..., tuple[Tensor | None, ...]] = _Attend.apply
 
 
 def attend(call: AttentionCall) -> tuple[Output, AttentionGraph]:
-    """Output and attention graph, without edges if none are kept, of a call that is served."""
-    asked, k, received = prepare(call), max(call.places, 0), call.received is not None
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in asked.tensors):
-        results = native.results_of(_attend(*asked, k, received, True))
+    """Return output and attention graph (without edges if none are kept) of a served call."""
+    request, k, received = prepare(call), max(call.places, 0), call.received is not None
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in request.tensors):
+        results = native.results_of(_attend(*request, k, received, True))
     else:
-        results = _forward(asked, k, received)
+        results = _forward(request, k, received)
     fill_places(results, k)
     results["weights"] = results["weights"].to(call.queries.dtype)
     return results["output"], graph_of(call, results)

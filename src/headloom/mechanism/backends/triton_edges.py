@@ -1,14 +1,14 @@
-"""The second kernel for GPUs, in Triton: of each row the k strongest edges.
+"""The second GPU kernel, in Triton: the k strongest edges of each row.
 
-The scores of those tiles in which some row of a block has one above its threshold
-(triton_softmax.py) are formed again, and what exceeds it is collected; of the few candidates of a
-row the k strongest are sorted. A candidate is one whole number, score and key: of equal scores that
-of the lower key is ahead.
+The scores of the marked tiles, which have a score above the threshold of its row
+(triton_softmax.py), are computed again, and those above the threshold are collected; the k
+strongest of these few candidates are sorted. A candidate is one integer of score and key; of equal
+scores the lower key comes first.
 
-On NVIDIA's devices each thread collects in a list of its own (PTX), without a word to others. Where
-that does not serve, or a list is full since many strong keys stand together, candidates are
-numbered along their row, and cut between segments of tiles: by halving an interval a higher
-threshold is found that leaves at least k of a row's candidates and LEFT at most.
+On NVIDIA devices each thread collects its own list (PTX), without synchronisation. If that is not
+possible, or a list is full because many strong keys are close together, candidates are numbered
+along their row and cut between segments of tiles: bisection finds a higher threshold that leaves at
+least k and at most LEFT candidates of a row.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from headloom.mechanism.backends.triton_scores import (
 
 @triton.jit
 def _rank_of(candidates):  # type: ignore[no-untyped-def]
-    """Whole numbers in the order of candidates: the stronger edge is the larger number.
+    """Map candidates to integers that are larger for stronger edges.
 
-    candidates: the bits of a score above, its key below.
+    candidates: the bits of the score in the upper half, the key in the lower half.
     """
     bits = (candidates >> 32).to(tl.int32)
-    bits = tl.where(bits == -(2**31), 0, bits)  # -0 is 0, its equal
+    bits = tl.where(bits == -(2**31), 0, bits)  # -0 is equal to 0
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
     return (ordered << 32) | (0x7FFFFFFF - candidates.to(tl.int32)).to(tl.int64)
 
@@ -53,17 +53,17 @@ def _cut(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr, CUT: tl.constexpr, WIDTH: tl.constexpr, CAPACITY: tl.constexpr,
     LEFT: tl.constexpr,
 ):  # fmt: skip
-    """Leave of the candidates of each row the strongest, k at least and LEFT at most.
+    """Keep the strongest candidates of each row, at least k and at most LEFT.
 
-    room: of the block, (ROWS, CAPACITY); then two numbers of each row. Rows that have no more than
-    LEFT stay as they are.
-    Returns: how many candidates each row has, and the score that another must exceed.
+    room: of the block, (ROWS, CAPACITY); then two numbers for each row. Rows with LEFT candidates
+    or fewer are not changed.
+    Returns: the number of candidates of each row, and its new threshold.
     """
     rows = tl.arange(0, ROWS)
     counted, raised = room + ROWS * CAPACITY, room + ROWS * CAPACITY + ROWS
     tl.store(counted + rows, counts.to(tl.int64))
     tl.store(raised + rows, threshold.to(tl.int32, bitcast=True).to(tl.int64))
-    tl.debug_barrier()  # what other threads wrote is read
+    tl.debug_barrier()  # the writes of other threads are read next
     for first in range(0, ROWS, CUT):
         some = first + tl.arange(0, CUT)
         inside = tl.load(counted + some).to(tl.int32)
@@ -79,7 +79,7 @@ def _cut(  # type: ignore[no-untyped-def]
             # At least k candidates reach `lowest`, fewer than k exceed `highest`.
             left = inside
             while tl.max(left) > LEFT:
-                # Their mean, up; without a sum that would not fit.
+                # The mean, rounded up, without overflow.
                 middle = (lowest >> 1) + (highest >> 1) + ((lowest | highest) & 1)
                 reached = tl.sum((ranks >= middle[:, None]).to(tl.int32), 1)
                 enough = (reached >= kept) & (left > LEFT)
@@ -92,10 +92,10 @@ def _cut(  # type: ignore[no-untyped-def]
             to = tl.cumsum(many, 1) - 1
             score = of_order((ranks >> 32).to(tl.int32)).to(tl.int32, bitcast=True)
             found = (score.to(tl.int64) << 32) | _key_of(ranks).to(tl.int64)
-            tl.debug_barrier()  # all are read before places are written
+            tl.debug_barrier()  # all are read before they are overwritten
             tl.store(room + some[:, None] * CAPACITY + to, found, mask=stays)
             tl.store(counted + some, tl.sum(many, 1).to(tl.int64))
-            # k candidates reach it, with lower keys than those to come.
+            # k candidates reach it, with lower keys than later ones.
             higher = tl.load(raised + some).to(tl.int32).to(tl.float32, bitcast=True)
             reached_by_k = of_order((lowest >> 32).to(tl.int32))
             higher = tl.where(cut, tl.maximum(higher, reached_by_k), higher)
@@ -107,7 +107,7 @@ def _cut(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _list_tiles(again, tiles, listed, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """List the tiles that are marked, in order. Returns: how many there are."""
+    """List the marked tiles in order. Returns: their number."""
     needed = 0
     for first in range(0, tiles, SPAN):
         tile = first + tl.arange(0, SPAN)
@@ -115,13 +115,13 @@ def _list_tiles(again, tiles, listed, SPAN: tl.constexpr):  # type: ignore[no-un
         wanted = (word >> (tile & 31)) & 1
         tl.store(listed + needed + tl.cumsum(wanted, 0) - 1, tile, mask=wanted != 0)
         needed += tl.sum(wanted)
-    tl.debug_barrier()  # what other threads wrote is read
+    tl.debug_barrier()  # the writes of other threads are read next
     return needed
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _append(scores, threshold, first, TILE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Append the scores above their row's threshold to the lists of the threads that have them."""
+    """Append scores above their row's threshold to the lists of their threads."""
     row = first + (tl.arange(0, ROWS) << ROW_AT)
     tl.inline_asm_elementwise(
         APPEND, APPEND_REGISTERS,
@@ -139,9 +139,9 @@ def _rows_of_lists(  # type: ignore[no-untyped-def]
     room, numbers, lists, used, threshold,
     ROWS: tl.constexpr, CAPACITY: tl.constexpr, LISTS: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """From the lists of threads to those of rows; the threads' begin anew.
+    """Move candidates from the lists of threads to those of rows; clear the lists of threads.
 
-    Returns: how many candidates each row has, of which no more than CAPACITY found room; and the
+    Returns: the number of candidates of each row (at most CAPACITY of them are stored), and the
     length of the longest list of a thread.
     """
     tl.inline_asm_elementwise(
@@ -151,10 +151,10 @@ def _rows_of_lists(  # type: ignore[no-untyped-def]
     rows = tl.arange(0, ROWS)
     tl.store(numbers + rows, tl.zeros((ROWS,), tl.int64))
     tl.store(numbers + ROWS + rows, threshold.to(tl.int32, bitcast=True).to(tl.int64))
-    tl.debug_barrier()  # what other threads wrote is read
+    tl.debug_barrier()  # the writes of other threads are read next
     lengths = tl.load(used + tl.arange(0, LISTS))
     longest = tl.max(lengths)
-    # Some groups of a list at a time, since all the time is spent waiting for memory.
+    # Several groups of a list at a time, since memory latency dominates.
     column = tl.arange(0, AT_ONCE * MET)[None, :]
     group = column // MET
     at = lists.to(tl.pointer_type(tl.int32)) + group * (2 * MET) + column % MET
@@ -181,7 +181,7 @@ def _sort(  # type: ignore[no-untyped-def]
     first_row, block, query_count, kept, factor, unit,
     ROWS: tl.constexpr, CAPACITY: tl.constexpr, LEFT: tl.constexpr, SORTED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the k strongest of each row's candidates, which are no more than LEFT."""
+    """Write the k strongest candidates of each row; a row has at most LEFT."""
     numbers = room + ROWS * CAPACITY
     tl.store(numbers + tl.arange(0, ROWS), counts.to(tl.int64))
     tl.debug_barrier()
@@ -202,7 +202,7 @@ def _sort(  # type: ignore[no-untyped-def]
         ranks = tl.sort(ranks, dim=1, descending=True)
         edge = behind[None, :] < tl.minimum(inside, kept)[:, None]
         score = tl.where(edge, of_order((ranks >> 32).to(tl.int32)), -float("inf"))
-        # Not of lse: where scores are huge, it has lost the digits that weights are of.
+        # Not from lse, which has too few digits for weights if scores are huge.
         fall = (score - level[:, None]) * factor
         weight = tl.where(edge, tl.exp2(fall) / share[:, None], 0.0)
         remaining = tl.maximum(1.0 - tl.sum(weight, 1), 0.0)
@@ -233,12 +233,11 @@ def edges_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr, LEFT: tl.constexpr, FULL: tl.constexpr, CAPACITY: tl.constexpr,
     SORTED_ROWS: tl.constexpr, DEPTH: tl.constexpr, WHOLE_DEPTHS: tl.constexpr,
 ):  # fmt: skip
-    """The k strongest edges of each row, and what mass is beside them.
+    """Write the k strongest edges of each row, and the mass outside them.
 
-    Arguments are those of `softmax_kernel`. room: of each program room_of_program numbers:
-    candidates (ROWS, CAPACITY) with two numbers of each row; LISTS lists (of threads, where it is
-    not 0) of LIST groups of scores, each with its key and row; how long each list is; then the
-    tiles to see again.
+    Arguments are those of `softmax_kernel`. room: of each program, room_of_program numbers:
+    candidates (ROWS, CAPACITY) with two numbers for each row; LISTS lists of threads (or none) of
+    LIST groups of scores, each with key and row; the length of each list; the marked tiles.
     """
     by_depth, own_rows = tl.arange(0, DEPTH), tl.arange(0, ROWS)
     unit = 1.0
@@ -286,13 +285,13 @@ def edges_kernel(  # type: ignore[no-untyped-def]
         needed = _list_tiles(again + (one * block_count + block) * words, tiles, listed, 128)
         counts = tl.zeros((ROWS,), tl.int32)
         careful = True
-        # Without a threshold every score is appended, and the lists of many tiles would be full.
+        # Without a threshold every score is appended; with many tiles the lists would overflow.
         reaching = tl.max(tl.where(real, threshold, -float("inf")))
         if LISTS > 0:
             careful = (reaching == -float("inf")) & (tiles * (ROWS * TILE) > 8 * LISTS * LIST)
             if careful == 0:
                 if 2 * needed > tiles:
-                    # Most tiles: without their list, whose numbers would have to be waited for.
+                    # Most tiles are marked: read all in order, without the latency of their list.
                     for number in tl.range(solid_begin, solid_end, num_stages=STAGES):
                         first = begin + number * TILE
                         scores = scores_of(
@@ -348,8 +347,7 @@ def edges_kernel(  # type: ignore[no-untyped-def]
                         PRECISION, TILE, DEPTH, WHOLE_DEPTHS,
                     )  # fmt: skip
                     above = scores > threshold[:, None]
-                    # How many are so up to each column: a product, since the scores lie as
-                    # products do.
+                    # Count them up to each column by a product, whose layout is that of scores.
                     up_to = tl.dot(tl.where(above, 1.0, 0.0).to(triangle.dtype), triangle)
                     places = up_to.to(tl.int32) + (counts - 1)[:, None]
                     packed = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (
@@ -367,5 +365,5 @@ def edges_kernel(  # type: ignore[no-untyped-def]
             one * query_count, block, query_count, kept, factor, unit,
             ROWS, CAPACITY, LEFT, SORTED_ROWS,
         )  # fmt: skip
-        tl.debug_barrier()  # the room is written anew
+        tl.debug_barrier()  # the room is overwritten next
         program = tl.atomic_add(taken, 1)

@@ -1,6 +1,6 @@
-"""What the kernels for GPUs share: which keys a block of rows sees, its scores of a tile, PTX.
+"""Shared parts of the GPU kernels: visible keys of a block of rows, scores of a tile, PTX.
 
-This file and the kernels' need Triton; importing them compiles nothing.
+This file and those of the kernels need Triton; importing them compiles nothing.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: Scores that a thread looks at together: where one exceeds its threshold, all are put in its list.
+#: Scores that a thread tests together: if one exceeds its threshold, all are appended to its list.
 TOGETHER = 8
-#: Bits of a score's key beside which its row is put in a list.
+#: Bits of the key in a list entry; the row is in the bits above.
 KEY_BITS = 25
-#: More than any list has.
+#: More than the length of any list.
 LOST = 2**30
 
 
 def _ptx_of_append() -> str:
-    """PTX that appends scores to the thread's list, where one of them exceeds its threshold.
+    """Return PTX that appends scores to the thread's list if one of them exceeds its threshold.
 
-    Its operands are results that are not used, scores, thresholds, keys and what is added to these
-    to name the row too. A difference below 0 has its highest bit.
+    The operands are unused results, scores, thresholds, keys, and row bits to add to the keys. A
+    negative difference has its highest bit set.
     """
     scores, thresholds, keys, rows = (
         [f"${TOGETHER * part + n}" for n in range(TOGETHER)] for part in range(1, 5)
@@ -48,8 +48,8 @@ def _ptx_of_append() -> str:
     return "\n".join(lines)
 
 
-#: Registers that PTX names live as long as the kernel: where the thread's list begins, how often it
-#: was appended to, and how often that can be.
+#: PTX registers that live as long as the kernel: start of the thread's list, its length, and the
+#: largest length.
 NEW_LIST = tl.constexpr(
     """.reg .b64 headloom_list; .reg .b32 headloom_used, headloom_room;
     { .reg .b32 t; mov.u32 t, %tid.x; mul.lo.u32 t, t, $2; mov.u32 headloom_room, $2; """
@@ -58,30 +58,29 @@ NEW_LIST = tl.constexpr(
 )
 APPEND = tl.constexpr(_ptx_of_append())
 APPEND_REGISTERS = tl.constexpr(",".join(["=r"] * TOGETHER + ["r"] * 4 * TOGETHER))
-#: Write how often the thread's list was appended to, LOST where once in vain, and begin it anew.
+#: Write the length of the thread's list (LOST if it was full), and clear it.
 USED = tl.constexpr(
     """{ .reg .b32 t; .reg .b64 at; mov.u32 t, %tid.x; mad.wide.u32 at, t, 4, $1;
     st.global.b32 [at], headloom_used; mov.u32 headloom_used, 0; mov.b32 $0, 0; }"""
 )
 MET = tl.constexpr(TOGETHER)
-#: Groups of a list that are read at a time.
+#: Groups of a list that are read together.
 AT_ONCE = tl.constexpr(2)
 ROW_AT = tl.constexpr(KEY_BITS)
 
-# Small functions of the kernels are written where they are used: the interpreter takes a while to
-# enter one.
+# Small functions of the kernels are inlined, since the interpreter calls functions slowly.
 
 
 @triton.jit
 def order_of(scores):  # type: ignore[no-untyped-def]
-    """Whole numbers in the order of float32 scores; -0 comes below 0."""
+    """Map float32 scores to integers of the same order; -0 is below 0."""
     bits = scores.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def of_order(ordered):  # type: ignore[no-untyped-def]
-    """The scores that `order_of` put in whole numbers."""
+    """Invert `order_of`."""
     return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -91,10 +90,11 @@ def ranges_of(  # type: ignore[no-untyped-def]
     BANDED: tl.constexpr, HAS_ALLOWED: tl.constexpr, HAS_KEY_RANGE: tl.constexpr,
     HAS_ROW_RANGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Which keys the rows of a block may see by their ranges; hidden cells come later.
+    """Return the key ranges of the rows of a block; a mask by cells is applied later.
 
-    Returns: for each row the first key, that behind the last, and whether it is real; the block's
-    first key, rounded to tiles, and how many tiles it has; of these, which all rows see whole.
+    Returns: for each row its first key, the end of its keys, and whether the row exists; the first
+    key of the block, rounded to tiles, and its number of tiles; start and end of the tiles that all
+    rows see completely.
     """
     rows = block * ROWS + tl.arange(0, ROWS)
     real = rows < query_count
@@ -131,7 +131,7 @@ def scores_of(  # type: ignore[no-untyped-def]
     HAS_ALLOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, WHOLE_DEPTHS: tl.constexpr,
 ):  # fmt: skip
-    """The scores of a tile of keys: scaled, capped, added to, minus infinity where hidden."""
+    """Return the scores of a tile of keys: scaled, capped, with biases, -inf where masked."""
     column = first + tl.arange(0, TILE)
     by_depth = tl.arange(0, DEPTH)
     of_key = at_keys + column[None, :].to(tl.int64) * key_row + by_depth[:, None]

@@ -1,18 +1,17 @@
-"""The first kernel for GPUs, in Triton: the output, and what finding its edges needs.
+"""The first GPU kernel, in Triton: the output, row totals, and thresholds for the edges.
 
-A program has a block of queries of one head, then the next that none has taken. Keys stream past in
-tiles; a tile's scores are one product, and the softmax goes on as in FlashAttention (Dao et al.
-2022), with a running sum of weight times score for the entropy.
+A program takes a block of queries of one head, then the next free block. Keys are read in tiles; a
+tile's scores are one product, and the softmax is updated as in FlashAttention (Dao et al. 2022),
+with a running sum of weight times score for the entropy.
 
-Where edges are kept, the largest score of each row in each tile (in each of PARTS of it) is written
-down. Of these largest scores, of disjoint groups of keys, the k-th largest is no larger than the
-row's k-th largest score: a threshold, which about 1.4 k scores of a row exceed where they are in
-random order. Tiles in which some row does are marked; the second kernel (triton_edges.py) sees
-these again.
+If edges are kept, the largest score of each row in each tile (or in each of its PARTS) is stored.
+These maxima belong to disjoint groups of keys, so that the k-th largest of them is at most the
+row's k-th largest score: a threshold, which about 1.4 k scores of a row exceed if they are in
+random order. Tiles with a score above its threshold are marked for the second kernel
+(triton_edges.py).
 
-Tiles that every row of the block sees whole, most of them, are a loop of their own, without a mask.
-The loops over tiles have no branch and no barrier, so that Triton asks for the next keys and values
-while it computes.
+Tiles that every row of the block sees completely, most of them, have their own loop without a mask.
+The loops over tiles have no branch and no barrier, so that Triton prefetches keys and values.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ def _thresholds(  # type: ignore[no-untyped-def]
     maxima, stride, groups, thresholds, kept, rows_left,
     ROWS: tl.constexpr, SOME: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """Write for each row what those scores exceed that may be among its k strongest.
+    """Write a threshold for each row that its k strongest scores exceed.
 
     maxima: (ROWS, groups) with a stride, the largest scores of disjoint groups of keys: the k-th
-    largest of them is no larger than the k-th largest score. Groups are folded into FOLD, each of
-    which has tiles from everywhere. thresholds: of the block; rows_left: how many rows are real.
+    largest of them is at most the k-th largest score. Groups are folded into FOLD interleaved ones.
+    thresholds: of the block; rows_left: number of rows that exist.
     """
     behind = tl.arange(0, FOLD)
     for first in range(0, ROWS, SOME):
@@ -53,7 +52,7 @@ def _thresholds(  # type: ignore[no-untyped-def]
             highest = tl.where(enough, highest, tl.maximum(middle - 1, lowest))
             lowest = tl.where(enough, middle, lowest)
         reached = of_order(lowest)
-        # What reaches it exceeds this; -0 and 0 do alike.
+        # Slightly below, so that scores equal to it exceed the threshold, -0 like 0.
         below = reached - tl.abs(reached) * 2.4e-7 - 1e-37
         below = tl.where(reached == float("inf"), 3.4028234e38, below)
         tl.store(thresholds + some, below, mask=some < rows_left)
@@ -64,7 +63,7 @@ def _mark(  # type: ignore[no-untyped-def]
     maxima, stride, groups, thresholds, rows_left, again,
     ROWS: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Mark the tiles in which a row of the block exceeds its threshold, a bit for each."""
+    """Mark the tiles in which a row of the block exceeds its threshold, one bit for each tile."""
     rows = tl.arange(0, ROWS)
     threshold = tl.load(thresholds + rows, mask=rows < rows_left, other=float("inf"))
     bit = tl.arange(0, 32)
@@ -93,9 +92,9 @@ def _tile(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     DEPTH: tl.constexpr, VALUE_DEPTH: tl.constexpr, WHOLE_DEPTHS: tl.constexpr,
 ):  # fmt: skip
-    """Meet one tile of keys. Scores are in units in which `factor` times them is a power of 2.
+    """Update the softmax by one tile of keys. Scores times `factor` are exponents of 2.
 
-    Returns: what is carried from tile to tile, as it is given.
+    Returns: the running values: most, mass, tilted, total, seen.
     """
     column, by_value = first + tl.arange(0, TILE), tl.arange(0, VALUE_DEPTH)
     of_value = at_values + column[:, None].to(tl.int64) * value_row + by_value[None, :]
@@ -116,7 +115,7 @@ def _tile(  # type: ignore[no-untyped-def]
         seen += tl.sum((scores != -float("inf")).to(tl.int32), 1)
 
     if KEEPS and PARTS == 4:
-        # A part has the columns that one thread of four has, where a product lies.
+        # A part has the columns of one of four threads, by the layout of a product.
         by_part = tl.max(tl.max(tl.reshape(scores, (ROWS, TILE // 8, 4, 2)), 3), 1)
         highest = tl.max(by_part, 1)
         part = number * 4 + tl.arange(0, 4)
@@ -127,13 +126,13 @@ def _tile(  # type: ignore[no-untyped-def]
         if KEEPS:
             tl.store(maxima + tl.arange(0, ROWS) * groups_room + number, highest)
     higher = tl.maximum(most, highest)
-    # A row that has seen no key yet has no level: 0 serves, its exponentials are 0.
+    # A row without a visible key so far gets level 0; its exponentials are 0.
     level = tl.where(higher == -float("inf"), 0.0, higher)
     fall = tl.where(most == -float("inf"), 0.0, (most - level) * factor)
     shrunk = tl.where(most == -float("inf"), 0.0, tl.exp2(fall))
     below = (scores - level[:, None]) * factor
     if MASKED or HAS_OFFSET_BIAS or HAS_BIAS:
-        # Its power of 2 is 0; but 0 times minus infinity is no number.
+        # 2^-1000 is 0; 0 times minus infinity would be NaN.
         below = tl.where(scores == -float("inf"), -1000.0, below)
     weights = tl.exp2(below)
     sum_of_tile = tl.sum(weights, 1)
@@ -165,18 +164,18 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
     FOLDED_ROWS: tl.constexpr, STAGES: tl.constexpr,
     DEPTH: tl.constexpr, VALUE_DEPTH: tl.constexpr, WHOLE_DEPTHS: tl.constexpr,
 ):  # fmt: skip
-    """Output and what each row comes to; where edges are kept, what finding them needs.
+    """Compute the output and totals of each row; if edges are kept, thresholds and marked tiles.
 
-    Pointers whose HAS_ is false are not read. Strides are in numbers, the last dimension is
-    contiguous; results are contiguous. block_count: of a head; taken: how many blocks programs
-    have taken, 0 at first. group: heads of queries for a head of keys. key_range: (2, batch);
+    Pointers whose HAS_ is false are not read. Strides are in elements, the last dimension is
+    contiguous; results are contiguous. block_count: blocks of a head; taken: number of blocks taken
+    by programs, 0 at first. group: query heads for each key head. key_range: (2, batch);
     row_range: (2, batch, queries); offset_bias: (heads, queries + keys - 1). SCALED: whether scores
-    are their products until the end, times a scale above 0.
+    stay unscaled products until the end, with a scale above 0.
 
-    thresholds: of each row what its edges exceed. levels, shares, where KEEPS: the score from
-    which differences are taken, and the sum of the powers of 2 of these (-1 where a row sees
-    nothing). again: (blocks of all heads, words), a bit for each tile that has a score above a
-    threshold. maxima: of each program (ROWS, groups_room).
+    thresholds: of each row, exceeded by its edges. levels, shares, if KEEPS: the score that is
+    subtracted, and the sum of the powers of 2 of the differences (-1 for a row without keys).
+    again: (blocks of all heads, words), a bit for each tile with a score above a threshold.
+    maxima: of each program (ROWS, groups_room).
     """
     by_depth, by_value = tl.arange(0, DEPTH), tl.arange(0, VALUE_DEPTH)
     own_rows = tl.arange(0, ROWS)
@@ -239,7 +238,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
             seen = tl.maximum(high - low, 0)
 
         level = tl.where(most == -float("inf"), 0.0, most)
-        # From here on, but for the kept edges, scores are in their own units, and powers of e.
+        # From here on, except for the kept edges, scores are scaled and exponents of e.
         most, tilted = most * unit, tilted * 0.6931471805599453
         highest, whole = most, mass
         if HAS_SINKS:
@@ -272,7 +271,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
         else:
             tl.store(levels + place, level, mask=real)
             tl.store(shares + place, tl.where(blind, -1.0, own_share), mask=real)
-            tl.debug_barrier()  # what other threads wrote is read
+            tl.debug_barrier()  # the writes of other threads are read next
             of_block = thresholds + one * query_count + block * ROWS
             left_of_it = query_count - block * ROWS
             _thresholds(
@@ -284,5 +283,5 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
                 maxima, groups_room, tiles * PARTS, of_block, left_of_it,
                 again + (one * block_count + block) * words, ROWS, PARTS, 128,
             )  # fmt: skip
-            tl.debug_barrier()  # the maxima are written anew
+            tl.debug_barrier()  # the maxima are overwritten next
         program = tl.atomic_add(taken, 1)
