@@ -58,13 +58,13 @@ def test_configurations(
 
 
 def test_a_missing_file(headloom_main: Command, tmp_path: Path) -> None:
-    assert_one_line(headloom_main("train", tmp_path / "no.toml"), "no.toml", "Check the path")
+    assert_one_line(headloom_main("train", tmp_path / "no.toml"), "no.toml", "Try: headloom train examples/dates.toml")
     for verb in (
         ("evaluate", tmp_path / "no"),
         ("predict", tmp_path / "no"),
         ("trace", tmp_path / "no", "--text", "a", "-o", tmp_path / "t"),
     ):
-        assert_one_line(headloom_main(*verb), f"{tmp_path / 'no'}: no such run", "headloom train")
+        assert_one_line(headloom_main(*verb), f"{tmp_path / 'no'}: no such run", "headloom ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,7 +154,7 @@ def test_nothing_to_read_or_write(
     assert_one_line(result, "the text is empty")
     options = ("--text", "3 May 2001", "--target", " ", "-o", tmp_path / "t")
     assert_one_line(headloom_main("trace", runs / "dates", *options), "--target", "it is empty")
-    assert_one_line(headloom_main("export", trace_path), "nothing to write", "give one of html")
+    assert_one_line(headloom_main("export", trace_path), "nothing to write", "Give html")
     result = headloom_main("export", trace_path, "--graphml", tmp_path / "g", "--layer", 9)
     assert_one_line(result, "layer 9", "0 to 2")
     result = headloom_main("trace", runs / "dates", "--text", "x", "-o", tmp_path / "no" / "t")

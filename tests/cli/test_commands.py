@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -139,6 +140,12 @@ def test_help(headloom_main: Command) -> None:
         assert (result.code, result.err) == (0, "")
         named = options_of(verb) if verb else VERBS
         assert "Usage: headloom" in result.out and all(name in result.out for name in named), verb
+        if verb:  # an example that the verb takes
+            first = shlex.split(result.out.split("Usage:")[0].partition("Example: ")[2])
+            words = first[first.index("headloom") + 1 :]
+            VERBS[words.pop(0)].make_context(verb, words, resilient_parsing=True)
+        else:
+            assert 24 <= len(result.out.splitlines()) <= 40
 
 
 def test_headloom_alone_prints_its_help_and_its_version(headloom_main: Command) -> None:
@@ -150,18 +157,41 @@ def test_headloom_alone_prints_its_help_and_its_version(headloom_main: Command) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("trian", "trian: no such command. Did you mean train? See headloom --help."),
-        ("qqqqq", "qqqqq: no such command. See headloom --help."),
-        ("--foo", "No such option: --foo. See headloom --help."),
-        ("train", "Missing argument 'CONFIG'. See headloom train --help."),
+        ("trian", "trian: no such command. Try: headloom train"),
+        ("Trase a --txt b", "Trase: no such command. Try: headloom trace a --txt b"),
+        ("qqqqq", "qqqqq: no such command. Try: headloom --help"),
+        ("help trace", "help: no such command. Try: headloom trace --help"),
+        ("minilm", "minilm: no such command. Try: headloom view minilm"),
+        ("text.txt", "text.txt: no such command. Try: headloom trace minilm --file text.txt"),
+        ("--foo", "No such option: --foo. See headloom --help"),
+        ("--verson", "No such option: --verson. Try: headloom --version"),
+        ("view", "headloom view minilm, headloom view runs/r, headloom view new.loom"),
+        ("view text.txt", "To trace a text: headloom trace minilm --file text.txt"),
+        ("view no/such/x", "no/such/x: no such trace or run. Try: headloom view minilm, headloom "),
+        ("view nwe.loom", "nwe.loom: no such trace or run. Try: headloom view new.loom"),
+        ("view new.loom --prot 1", "No such option: --prot. Try: headloom view new.loom --port 1"),
+        ("trace text.txt", "To trace a text: headloom trace minilm --file text.txt"),
+        ("trace minilm text.txt", "(text.txt). Try: headloom trace minilm --file text.txt"),
+        ("trace minilm words", "(words). Try: headloom trace minilm --text words"),
+        ("trace minilm --txet=x", "No such option: --txet. Try: headloom trace minilm --text=x"),
+        (
+            "trace minilm --file txt.txt",
+            "txt: no such text file. Try: headloom trace minilm --file",
+        ),
+        ("heads", "Missing argument 'TRACE'. For example: headloom heads new.loom"),
+        ("compare new.loom", "For example: headloom compare new.loom old.loom"),
+        ("measure rolout new.loom", "Try: headloom measure rollout new.loom"),
+        ("export old.loom --to onx", "Try: headloom export old.loom --to onnx"),
+        ("evaluate", "Missing argument 'RUN'. For example: headloom evaluate runs/r"),
+        ("evaluate run/r/r", "run/r/r: no such run or model. Try: headloom evaluate runs/r"),
+        ("train", "Missing argument 'CONFIG'. For example: headloom train examples/dates.toml"),
         ("evaluate x --no", "No such option: --no"),
         ("demo --seed -1", "Invalid value for '--seed'"),
-        ("heads a --csv --json", "--csv and --json: a command prints one of them."),
-        ("trace runs/demo text -o t.loom", "See headloom trace --help."),
+        ("heads text.txt --csv --json", "--csv and --json: a command prints one of them."),
         ("trace r -o t --text a --generate 1000000000", "Invalid value for '--generate'"),
-        ("train c.toml --threads 99999999999999999999", "--threads"),
-        ("heads one\x1btwo", "one\\u001btwo: no such trace or run. Check the path."),
-        ("heads one\ntwo", "one\\ntwo: no such trace or run. Check the path."),
+        ("train c.toml --threads 99999999999999999999", "See headloom train --help"),
+        ("heads one\x1btwo", "one\\u001btwo: no such trace or run. Try: headloom heads new.loom"),
+        ("heads one\ntwo", "one\\ntwo: no such trace or run. Try: headloom heads new.loom"),
     ],
 )
 def test_words_that_cannot_be(
@@ -169,9 +199,14 @@ def test_words_that_cannot_be(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").touch()
+    (tmp_path / "text.txt").touch()
+    for age, name in enumerate(("new.loom/trace.json", "runs/r/run.json", "old.loom/trace.json")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     assert message in headloom_main(*words.split(" ")).one_line()
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    names = ["new.loom", "old.loom", "runs", "text.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 #: What no option of a type takes, and what some take.
@@ -191,7 +226,7 @@ def test_strange_values_end_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    named = {"TRACE": str(small_trace), "TRACE...": str(small_trace), "SQL": "select 1",
+    named = {"TRACE": str(small_trace), "SQL": "select 1",
              "MEASURE": "rollout"}  # fmt: skip
     words = [verb]
     arguments = [param for param in VERBS[verb].params if param.param_type_name == "argument"]

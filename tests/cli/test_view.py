@@ -51,10 +51,10 @@ def test_what_is_no_trace_is_told_the_next_step(
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "small.gguf").write_bytes(b"GGUF")
     for path, step in (
-        (text, f"headloom trace MODEL --file {text} -o PATH."),
-        (picture, f"To trace an image: headloom trace MODEL --file {picture} -o PATH."),
+        (text, f"headloom trace minilm --file {text}"),
+        (picture, f"To trace an image: headloom trace MODEL --file {picture}"),
         ("someone/Model-0.5B", "or the name of a model."),
-        ("nowhere.loom", "no such trace or run. Check the path."),
+        ("nowhere.loom", "no such trace or run. Try: headloom view minilm"),
         (tmp_path / "models", f"Give one of them: {tmp_path / 'models' / 'small.gguf'}"),
     ):
         said = headloom_main("view", path, "--no-browser").one_line()

@@ -65,7 +65,9 @@ def export(
 
         return export_model(Path(str(getattr(x, "path", x))), Path(output), to)
     if not outputs:
-        raise InputError(f"export: nothing to write; give one of {', '.join(named)}.")
+        raise InputError(
+            "export: nothing to write. Give html (--html FILE), picture, parquet or graphml."
+        )
     if len({path.resolve() for path in outputs.values()}) < len(outputs):
         raise InputError(f"{' and '.join(outputs)} name the same file. Give two names.")
     if layer is None and head is not None:

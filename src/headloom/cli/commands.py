@@ -15,7 +15,6 @@ import logging
 import os
 import sys
 from contextlib import redirect_stdout
-from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -23,6 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from headloom.cli.advice import EXAMPLES, for_verb, with_advice
 from headloom.cli.output import JsonAlone, safe_output, say
 from headloom.errors import HeadloomError, InputError, is_out_of_memory
 from headloom.version import __version__
@@ -99,7 +99,9 @@ def _text(error: BaseException) -> str | None:
         case BaseException() if is_out_of_memory(error):
             return "not enough memory. Give a smaller input, or use a larger machine."
         case Exception() if hasattr(error, "format_message"):  # words that typer does not take
-            return str(error.format_message())
+            return " ".join(
+                str(error.format_message()).replace("Value error, ", "").replace("(s)", "").split()
+            )
     return None
 
 
@@ -111,6 +113,9 @@ def _forget_output() -> None:
 
 class _Verb(TyperCommand):
     """A verb. With --json, standard output is JSON alone; a reader that leaves is no failure."""
+
+    def get_usage(self, ctx: Any) -> str:
+        return f"Example: {EXAMPLES[self.name or '']}\n\n{super().get_usage(ctx)}"
 
     def invoke(self, ctx: Any) -> object:
         if ctx.params.get("as_csv") and ctx.params.get("as_json"):
@@ -137,9 +142,7 @@ class _Verbs(TyperGroup):
         verb = args[0]
         if verb in self.commands or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close = get_close_matches(verb[:100], self.commands, 1)
-        near = f" Did you mean {close[0]}?" if close else ""
-        raise InputError(f"{verb}: no such command.{near} See headloom --help.")
+        raise InputError(f"{verb}: no such command. {for_verb(args, self.commands)}")
 
 
 def _print_version(wanted: bool) -> None:
@@ -155,11 +158,9 @@ def _options(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error, not one line.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """The attention weight matrix: train it, trace it, read it, see it."""
+    """Train, trace and see attention weights. Begin with: headloom view minilm"""
 
 
 def _app() -> typer.Typer:
@@ -186,7 +187,10 @@ app = _app()
 @cache
 def _command() -> TyperGroup:
     """`app` as a command, which a program that runs several makes once."""
-    return cast(TyperGroup, get_command(app))
+    command = cast(TyperGroup, get_command(app))
+    for param in command.params:  # the help fits a screen
+        vars(param)["hidden"] = str(param.name).endswith("_completion")
+    return command
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -196,9 +200,9 @@ def main(arguments: list[str] | None = None) -> None:
     # Where matplotlib may not keep its list of fonts it says so in two lines; pictures are the
     # same.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    left = [word for word in words if word != "--debug"]
     with safe_output():
         try:
-            left = [word for word in words if word != "--debug"]
             code = _command().main(left or ["--help"], "headloom", standalone_mode=False)
         except typer.Abort:
             say("headloom: stopped.")
@@ -207,9 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
             line = one_line(error)
             if debug or line is None:
                 raise
-            verb = getattr(getattr(error, "ctx", None), "command_path", None)
-            end = "" if line.endswith((".", "?")) else "."
-            say(f"headloom: {line}{end if verb else ''}{f' See {verb} --help.' if verb else ''}")
+            say(f"headloom: {with_advice(line, left, error)}")
             raise SystemExit(2) from None
     if code == 130:  # Ctrl-C before the verb began
         say("headloom: stopped.")

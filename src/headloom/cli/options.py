@@ -58,7 +58,7 @@ TraceOrRun = Annotated[Path, _trace(help="A trace folder; with --to, a training 
 TraceOrFolder = Annotated[Path, _trace(help="A trace folder, or a folder of traces.")]
 TracePaths = Annotated[
     list[Path],
-    _trace(metavar="TRACE...", help="Traces of one model, or a folder of them; or a training run."),
+    _trace(metavar="TRACE", help="Traces of one model, or a folder of them; or a training run."),
 ]
 model_argument = partial(typer.Argument, metavar="MODEL", callback=is_model)
 ModelName = Annotated[
@@ -179,6 +179,14 @@ def given_text(text: str | None, file: Path | None) -> str | None:
     if text is not None and not text.strip():
         raise InputError("the text is empty; give at least one character that is no space.")
     return text
+
+
+def new_folder(source: Path, suffix: str, replace: bool) -> Path:
+    """A folder here, named after a source: minilm.loom, or minilm-2.loom where that is there."""
+    stem = source.stem if source.is_file() else source.resolve().name
+    numbers = ("", *(f"-{number}" for number in range(2, 10_000)))
+    names = (Path(f"{stem}{number}{suffix}") for number in numbers)
+    return next(path for path in names if replace or not path.exists())
 
 
 def is_image(path: Path) -> bool:

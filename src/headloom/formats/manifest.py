@@ -248,10 +248,10 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
     check_there(folder, "trace")
     if not folder.is_dir():
         picture = (guess_type(folder.name)[0] or "").startswith("image/")
-        what = "an image" if picture else "a text"
+        what, model = ("an image", "MODEL") if picture else ("a text", "minilm")
         raise DataError(
             f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. To trace {what}: "
-            f"headloom trace MODEL --file {folder} -o PATH."
+            f"headloom trace {model} --file {folder}"
         )
     if not is_there(folder / MANIFEST, "trace"):
         if any((folder / name).exists() for name in (EDGES, ROWS)):

@@ -51,8 +51,8 @@ def check_model_path(source: str) -> bool:
         raise DataError("the name of the model is empty; give a run, a folder, or a name.")
     if is_there(source, "model"):
         return True
-    if source.lower().endswith(".gguf"):
-        raise DataError(f"{source}: no such file. Check the path of the GGUF file.")
+    if Path(source).suffix.lower() in (".gguf", ".loom", ".txt", ".json", ".toml", ".npz"):
+        raise DataError(f"{source}: no such file or trace. Check the path.")
     if Path(source).is_absolute() or source.startswith(".") or source.count("/") > 1:
         raise DataError(
             f"{source}: no such run or model. Check the path, or train a run: headloom train."

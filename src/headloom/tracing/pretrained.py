@@ -212,6 +212,8 @@ def _check_folder(folder: Path) -> None:
     """Raise unless a folder holds a model with safetensors that fits into memory."""
     if not folder.is_dir() or not is_there(folder / "config.json", "model configuration"):
         remedy = "Give a run's folder, a model's, a GGUF file, or the name of a model."
+        if folder.is_file():
+            remedy = f"To trace a text: headloom trace minilm --file {folder}"
         if files := sorted(folder.glob("*.gguf")):
             remedy = f"It is a folder of GGUF files. Give one of them: {files[0]}"
         if is_there(folder / "trace.json", "trace"):

@@ -45,9 +45,9 @@ def ablate(
     layer: option.Layer = None, at: At = None, estimate: Estimate = False,
     limit: option.AllRows = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Replace the output of each head in turn, and print how the loss of the model changes.
+    """Replace the output of each head, and print how the loss changes.
 
-    Or how a --logit does. Without a text: the loss of a run on its validation data.
+    With --logit: how that logit changes. Without a text: the loss of a run on its validation data.
     """
     with progress_bar("runs") as progress:
         frame = headloom.ablate(

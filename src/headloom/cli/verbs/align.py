@@ -58,7 +58,7 @@ def align(
     gold: Gold = None, heads: Heads = None, method: Method = "mutual", step: Step = None,
     picture: Picture = None, limit: option.Rows = 8, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Align the words of sources and targets by the heads that look from one at the other."""
+    """Align the words of sources and their translations by attention."""
     with progress_bar("pairs read", lines=True) as show, catch_warnings(action="ignore"):
         result = headloom.align(
             source, sources, targets, gold=gold, heads=heads, method=method, step=step,

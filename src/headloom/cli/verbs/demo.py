@@ -15,7 +15,7 @@ Folder = Annotated[Path, typer.Option("--run", help="The folder for the run, pic
 def demo(
     run: Folder = Path("runs/demo"), seed: option.Seed = 1, as_json: option.AsJson = False
 ) -> None:
-    """Train a translator of dates from random matrices, test it, trace it, and draw its weights."""
+    """Train a translator of dates, trace it, and draw its weights."""
     result = headloom.demo(run, seed)
     if as_json:
         print_json(result)

@@ -12,7 +12,7 @@ WIDTH, INDENT = 79, 22
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Show what is installed and what this machine has, and check attention against float64.
+    """Check the installation, this machine, and attention in float64.
 
     Exit status 1 where something is wrong.
     """

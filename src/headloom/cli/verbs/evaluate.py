@@ -31,7 +31,7 @@ def evaluate(
     data: Data = None, seed: option.Seed = 1,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Measure a run on held-out data, or compare two; both with intervals."""
+    """Measure a run on held-out data, or compare two; with intervals."""
     with progress_bar("starting", lines=True) as progress:
         progress(0, None)
         scores = headloom.evaluate(

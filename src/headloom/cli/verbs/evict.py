@@ -45,7 +45,7 @@ def evict(
     policy: Policies = None, prompt_tokens: PromptEnd = None,
     by: Rows = "policy", picture: Picture = None, as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Print what a smaller cache of keys would have thrown away, and the attention lost by it."""
+    """Print the attention that a smaller key-value cache would lose."""
     with progress_bar("layers") as show:
         result = headloom.evict(
             path, budget=budget, policy=policy, prompt_tokens=prompt_tokens, progress=show

@@ -45,7 +45,7 @@ def export(
     graphml: Graph = None, layer: Layer = None, head: Head = None, to: option.ForProgram = None,
     output: option.ModelOutput = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Write a trace as a page, a picture, a table or a graph; or a run for another program."""
+    """Write a trace as page, picture, table or graph; export a model."""
     with progress_bar("writing"):
         written = headloom.export(
             path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,

@@ -60,7 +60,7 @@ def heads(
     needle: Needle = None, measure: InTraining = None, as_csv: option.AsCsv = False,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Print the role of each head of a traced model, with what chance would score."""
+    """Print the role of each head, beside the score by chance."""
     with progress_bar("measuring heads" if measure is None else "measuring every snapshot"):
         table = headloom.heads(
             paths, role=role, layer=layer, sort=sort, exact=exact, needle=needle, measure=measure,

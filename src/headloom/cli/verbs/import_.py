@@ -17,7 +17,10 @@ ArrayFile = Annotated[
         ".csv).",
     ),
 ]
-ImportOutput = Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")]
+ImportOutput = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The trace to write; default: in this folder, after PATH."),
+]
 TokensFile = Annotated[
     Path | None, typer.Option(help="The tokens: one on each line, or a JSON list of texts or ids.")
 ]
@@ -39,11 +42,12 @@ Strongest = Annotated[
 
 
 def import_(
-    path: ArrayFile, output: ImportOutput, tokens: TokensFile = None, mask: MaskName = None,
+    path: ArrayFile, output: ImportOutput = None, tokens: TokensFile = None, mask: MaskName = None,
     layout: Layout = "HND", strongest: Strongest = False, keep: option.Keep = 32,
     overwrite: option.Overwrite = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Make a trace of queries and keys, weights or edges that other programs saved."""
+    """Make a trace of arrays or edges that another program saved."""
+    output = output or option.new_folder(path, ".loom", overwrite)
     with progress_bar("making the trace"):
         made = headloom.from_files(
             path, tokens=tokens, mask=mask, layout=layout, strongest=strongest, keep=keep,

@@ -28,7 +28,7 @@ def map_(
     path: TracePath, layer: Layer, token: Token, output: Output, head: Head = None,
     image: Image = None, number: Number = 0, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Draw what a word looks at in an image of its text, or a patch in its image."""
+    """Draw what a word or a patch attends to in an image."""
     place = int(token) if token.removeprefix("-").isdecimal() else token
     with progress_bar("drawing"):
         seen = headloom.image_map(path, layer, head, place, image=image, number=number)

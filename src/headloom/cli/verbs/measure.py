@@ -57,7 +57,7 @@ def measure(
     count: Count = None, exact: option.Exact = None, limit: option.FewRows = None,
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Measure a trace's graphs, or a model's matrices."""
+    """Measure the attention graphs of a trace, or a model's matrices."""
     with progress_bar("measuring"):
         rows = headloom.measure(
             name, path, by=by, layer=layer, head=head, token=token, reached=reached,

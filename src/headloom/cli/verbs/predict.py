@@ -67,7 +67,7 @@ def predict(
     top_k: TopK = None, top_p: TopP = None, seed: option.Seed = 1,
     products: Products = "float32", as_json: Described = False,
 ) -> None:  # fmt: skip
-    """Translate, continue or classify the lines of standard input, as the model does.
+    """Translate, continue or classify each line of a text.
 
     A translator and a language model print a line for each; a classifier the likeliest class, a
     tab, and its probability.

@@ -21,7 +21,10 @@ def query(
     path: option.TraceOrFolder, sql: Sql, output: OutputFile = None,
     limit: option.FewRows = None, as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Ask traces in SQL: edges, rows, keys, received, tokens, layers, heads, named."""
+    """Query traces in SQL.
+
+    The tables: edges, rows, keys, received, tokens, layers, heads, named.
+    """
     question = "\n".join(option.input_lines()) if sql == "-" else sql
     if output is not None:
         with progress_bar("asking"):

@@ -24,7 +24,10 @@ def relevance(
     token: Position = None, limit: option.FewRows = None, as_csv: option.AsCsv = False,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Print how much each token of a text matters to a prediction, by weights and gradients."""
+    """Print how much each token matters to a prediction.
+
+    Computed from weights and gradients.
+    """
     with progress_bar("computing gradients"):
         frame = headloom.relevance(
             model, option.given_text(text, file), target=target, logit=logit, against=against,

@@ -39,7 +39,7 @@ def steps(
     seed: option.Seed = 1, learn: Learn = 0, rate: Rate = 0.1, picture: option.PictureToo = None,
     html: Page = None,
 ) -> None:  # fmt: skip
-    """Work attention through on a short sentence: every matrix, one step after the other."""
+    """Work attention through on a sentence, number by number."""
     with progress_bar("computing"):
         walk = headloom.steps(
             sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,

@@ -11,11 +11,13 @@ from headloom.cli.output import print_json, print_trace, progress_bar, say
 from headloom.errors import InputError
 
 Output = Annotated[
-    Path,
+    Path | None,
     typer.Option(
-        "-o", "--output", help="The trace to write; with --window or --corpus a folder for traces."
+        "-o", "--output",
+        help="The trace to write; with --window or --corpus a folder for traces. Default: a name "
+        "in this folder, after the file or the model.",
     ),
-]
+]  # fmt: skip
 Read = Annotated[
     Path | None,
     typer.Option(
@@ -63,15 +65,17 @@ TOLD = ("traced", "there", "empty", "failed")
 
 
 def trace(
-    model: option.ModelName, output: Output, text: option.Text = None, file: Read = None,
+    model: option.ModelName, output: Output = None, text: option.Text = None, file: Read = None,
     corpus: Corpus = None, target: option.Target = None, generate: Generate = None,
     window: Window = None, keep: option.Keep = 32, layers: Layers = None,
     overwrite: option.Overwrite = False, workers: Workers = "1", as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Run a model on a text, and keep the attention graph of every layer."""
+    """Run a model on a text, and keep the attention of every layer."""
     image = file if file is not None and option.is_image(file) else None
     read, chosen = option.given_text(text, None if image else file), option.several(layers)
+    source = Path(model) if file is None or str(file) == "-" else file
     if corpus is not None or window is not None:
+        output = output or option.new_folder(corpus or source, "-traces", replace=True)
         if image is not None or target is not None:
             raise InputError("--corpus and --window read texts alone: leave out the others.")
         with progress_bar("opening the model") as show:
@@ -85,6 +89,7 @@ def trace(
         if done.problem:
             raise InputError(done.problem)
         return
+    output = output or option.new_folder(source, ".loom", overwrite)
     with progress_bar("opening the model") as show:
 
         def told(path: str, number: int, total: int | None) -> None:

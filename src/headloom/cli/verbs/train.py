@@ -40,7 +40,10 @@ def train(
     config: ConfigPath, run: Folder = None, overrides: Overrides = None, processes: Processes = 1,
     threads: option.Threads = None, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Train a model, continue a run that was stopped, or extend one: raise training.max_steps."""
+    """Train a model from random matrices, continue a run, or extend it.
+
+    A finished run is extended by --set training.max_steps=N, with more steps than it has.
+    """
     from headloom.cli.commands import one_of_several
 
     if threads is not None and processes > 1:

@@ -10,7 +10,7 @@ import headloom
 Seen = Annotated[
     list[Path],
     typer.Argument(
-        metavar="PATH...",
+        metavar="PATH",
         help="A trace, or several to compare; a run, a folder of traces; or a model of Hugging "
         "Face, by its folder or its name.",
     ),
@@ -26,7 +26,7 @@ Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 
 
 def view(paths: Seen, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
-    """Show every head of a trace, a run, or a model that reads what you type, in a browser."""
+    """Show every head of a trace, a run or a model in a browser."""
     try:
         headloom.view(*paths, text=text, port=port, browser=browser, block=True)
     except KeyboardInterrupt:
