@@ -58,7 +58,11 @@ def test_configurations(
 
 
 def test_a_missing_file(headloom_main: Command, tmp_path: Path) -> None:
-    assert_one_line(headloom_main("train", tmp_path / "no.toml"), "no.toml", "Try: headloom train examples/dates.toml")
+    assert_one_line(
+        headloom_main("train", tmp_path / "no.toml"),
+        "no.toml",
+        "Try: headloom train examples/dates.toml",
+    )
     for verb in (
         ("evaluate", tmp_path / "no"),
         ("predict", tmp_path / "no"),
