@@ -3,7 +3,7 @@
 document$.subscribe(() => {
   for (const formula of document.querySelectorAll(".arithmatex"))
     katex.render(formula.textContent.slice(2, -2), formula, {displayMode: formula.tagName === "DIV"});
-  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .highlight-ipynb, .jp-OutputArea-output pre"))
+  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .katex-display, .highlight-ipynb, .jp-OutputArea-output pre"))
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   document.querySelectorAll(".md-code__nav").forEach((bar, number) => bar.setAttribute("aria-label", `Code ${number + 1}`));
 });
