@@ -32,7 +32,7 @@ def test_cached_logits_are_the_uncached_ones(architecture: Architecture) -> None
     pieces = [model.step(piece, state) for piece in TARGET.split([1, 3, 1, 1], 1)]
     torch.testing.assert_close(torch.cat(pieces, 1), expected, **close)
     assert state.position == TARGET.shape[1]
-    assert all(cache.own.length == TARGET.shape[1] for cache in state.caches)
+    assert all(cache.target.length == TARGET.shape[1] for cache in state.caches)
     assert all(cache.source.length == SOURCE.shape[1] for cache in state.caches)
 
 

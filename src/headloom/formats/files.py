@@ -91,7 +91,7 @@ def leftovers(path: Path) -> list[Path]:
     except OSError:  # a folder may be writable, but not readable
         return []
     start = f".{path.name[:40]}{MARK}"
-    return [it for it in beside if it.name.startswith(start) and not _has_live_writer(it.name)]
+    return [p for p in beside if p.name.startswith(start) and not _has_live_writer(p.name)]
 
 
 def _has_live_writer(name: str) -> bool:

@@ -225,8 +225,8 @@ class Head(Drawn):
 
         Raises: InputError: they take more than a gigabyte; use tiles of ``layer.matrix``.
         """
-        layer, every = self.layer, self.layer.data.keeps_every_edge
-        matrix = None if every and layer.half_precision else layer.normalised_matrix
+        layer, complete = self.layer, self.layer.data.keeps_every_edge
+        matrix = None if complete and layer.half_precision else layer.normalised_matrix
         source = layer.graph if matrix is None else matrix
         return source.of_head(self.number).to_dense()[0]
 

@@ -109,7 +109,7 @@ def _is_window(value: object) -> bool:
     )
 
 
-def _each(form: object) -> Callable[[object], bool]:
+def _all_values(form: object) -> Callable[[object], bool]:
     """Return a check that a value is an object whose values all have a form."""
     return lambda value: (
         isinstance(value, dict) and all(misfit(part, form, "") is None for part in value.values())
@@ -153,8 +153,8 @@ _POSITIONS: JsonObject = {
 _FORM: JsonObject = {
     "version": lambda value: value == VERSION,
     "model": dict,
-    "sequences": _each([str]),
-    "positions?": _each(_POSITIONS),
+    "sequences": _all_values([str]),
+    "positions?": _all_values(_POSITIONS),
     "verification?": is_verification,
     "not_traced?": [{"name": str, "class": str, "reason": str}],
     "layers": [_LAYER],

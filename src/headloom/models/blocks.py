@@ -26,14 +26,14 @@ from headloom.models.dense import Dropout, linear_maps
 
 @dataclass(eq=False)
 class BlockCache:
-    """Key/value caches of a decoder block: of its own tokens and of the source."""
+    """Key/value caches of a decoder block: of the target and of the source."""
 
-    own: KeyValueCache = field(default_factory=KeyValueCache)
+    target: KeyValueCache = field(default_factory=KeyValueCache)
     source: KeyValueCache = field(default_factory=KeyValueCache)
 
     def reorder(self, order: Tensor, sources: Tensor | None) -> None:
         """Make sequence ``order[b]`` sequence b, likewise for sources; None: keep the sources."""
-        self.own.reorder(order)
+        self.target.reorder(order)
         if sources is not None:
             self.source.reorder(sources)
 
@@ -193,11 +193,11 @@ class DecoderBlock(_Block):
         a multiple: then consecutive sequences share a source.
         """
         cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
-        own = cache.own if cache else None
+        target_cache = cache.target if cache else None
         outputs = self._add(
             inputs,
             self.self_attention_norm,
-            lambda x: self.self_attention(x, mask=mask, cache=own),
+            lambda x: self.self_attention(x, mask=mask, cache=target_cache),
         )
         if cross_attention is not None and cross_norm is not None:
             from_source = cache.source if cache else None

@@ -74,13 +74,13 @@ def layer_sums(
 
     received (heads, keys)     sum_i P_ij: what a key receives from all queries
     valued (heads, queries)    sum_j P_ij |v_j|
-    given (heads, keys)        sum_i P_ij |v_j| / valued_i: the same, weighted by |v|
+    weighted (heads, keys)     sum_i P_ij |v_j| / valued_i: the same, weighted by |v|
     sinks (heads,)             logits of sinks, where there are some: e^(sink - lse_i) of row i
 
     Args:
         layers: of the trace.
         number: a layer that has its matrix, or that kept every edge.
-        norms: |v|, (heads, keys); None: without `valued` and `given`.
+        norms: |v|, (heads, keys); None: without `valued` and `weighted`.
         go_on: called before each head.
 
     Raises: InterruptedError: it returned False.
@@ -90,7 +90,7 @@ def layer_sums(
     known = arrays.received
     received = np.zeros((heads, length), np.float32) if known is None else known
     valued = np.zeros((heads, queries), np.float32)
-    given = np.zeros((heads, length), np.float32)
+    weighted = np.zeros((heads, length), np.float32)
     for head in range(heads if queries and length else 0):
         if not go_on():
             raise InterruptedError
@@ -103,8 +103,8 @@ def layer_sums(
             inverse = np.divide(
                 1, valued[head], out=np.zeros(queries, np.float32), where=valued[head] > 0
             )
-            given[head] = norms[head] * (whole.T @ inverse)
-    parts = [received] if norms is None else [received, valued, given]
+            weighted[head] = norms[head] * (whole.T @ inverse)
+    parts = [received] if norms is None else [received, valued, weighted]
     terms = layers.trace.layers[number].terms
     if terms is not None and terms.sinks is not None:
         parts.append(terms.sinks.float().numpy())

@@ -47,10 +47,10 @@ def top_level(queries: int, keys: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """Coordinates of a tile in a layer: head, "max" or "mass", level, row and column."""
+    """Coordinates of a tile in a layer; summary: "max" or "mass" of the cells of a block."""
 
     head: int
-    of: str
+    summary: str
     level: int
     row: int
     column: int
@@ -103,11 +103,11 @@ class MatrixTiles:
             columns = range(across.start * size, min(across.stop * size, keys))
             with self._working:
                 largest, masses = self._blocks(number, tile.head, rows, columns, size)
-            return largest if tile.of == "max" else masses
+            return largest if tile.summary == "max" else masses
         whole = self._passed(number, tile.head, down, go_on)
-        blocks = whole.largest if tile.of == "max" else whole.masses
+        blocks = whole.largest if tile.summary == "max" else whole.masses
         part = blocks[down.start : down.stop, across.start : across.stop]
-        return _coarser(part, size, factor, tile.of, len(rows))
+        return _coarser(part, size, factor, tile.summary, len(rows))
 
     def cell(self, number: int, head: int, row: int, column: int) -> JsonObject:
         """Return one weight, its score, and its rank in its row, from 1."""
@@ -201,7 +201,7 @@ def _rows_of(queries: int, size: int) -> Array:
     return np.minimum(queries - starts, size).astype(np.float32)
 
 
-def _coarser(base: Array, size: int, factor: int, of: str, queries: int) -> Array:
+def _coarser(base: Array, size: int, factor: int, summary: str, queries: int) -> Array:
     """Join blocks of size x size cells, factor x factor of them."""
     if factor == 1:
         return base
@@ -209,7 +209,7 @@ def _coarser(base: Array, size: int, factor: int, of: str, queries: int) -> Arra
     padding = ((0, -high % factor), (0, -wide % factor))
     counts = np.pad(_rows_of(queries, size), (0, -high % factor))
     joined = np.pad(base, padding).reshape(-(-high // factor), factor, -(-wide // factor), factor)
-    if of == "max":
+    if summary == "max":
         maxima: Array = joined.max((1, 3))
         return maxima
     weighted = joined.sum(3) * counts.reshape(-1, factor)[:, :, None]

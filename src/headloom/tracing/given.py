@@ -121,10 +121,10 @@ def from_queries_keys(
     if len({len(stack) for stack in stacks.values()}) > 1:
         counts = ", ".join(f"{len(stack)} layers of {name}" for name, stack in stacks.items())
         raise InputError(f"from_queries_keys: {counts}; expected as many of each.")
-    masks: list[MaskLike] = _each("mask", mask, stacks["keys"])
-    relatives: list[Relative | None] = _each("relative", relative, masks)
-    biases: list[object] = _each("bias", bias, masks)
-    every_sinks: list[object] = _each("sinks", sinks, masks)
+    masks: list[MaskLike] = _per_layer("mask", mask, stacks["keys"])
+    relatives: list[Relative | None] = _per_layer("relative", relative, masks)
+    biases: list[object] = _per_layer("bias", bias, masks)
+    every_sinks: list[object] = _per_layer("sinks", sinks, masks)
     calls: list[LayerCall] = []
     for number, shown in enumerate(masks):
         own_mask = read_mask(shown, is_causal)
@@ -233,7 +233,7 @@ def from_weights(
     ('decoder', [1, 0])
     """
     stack = layer_tensors("weights", weights)
-    masks: list[MaskLike] = _each("mask", mask, stack)
+    masks: list[MaskLike] = _per_layer("mask", mask, stack)
     lengths = [(layer.shape[2], layer.shape[3]) for layer in stack]
     if kind is None and isinstance(tokens, Mapping) and "source" in tokens:
         kind = [None if queries == keys else "cross" for queries, keys in lengths]
@@ -287,7 +287,7 @@ def mask_is_causal(mask: Mask | None, queries: int, keys: int) -> bool:
     return ranges is not None and bool((ranges[1] <= torch.arange(1, queries + 1)).all())
 
 
-def _each(name: str, value: T | Sequence[T], layers: Sized) -> list[T]:
+def _per_layer(name: str, value: T | Sequence[T], layers: Sized) -> list[T]:
     """Return an argument for each layer: the list itself, or anything else repeated."""
     if not isinstance(value, list | tuple):
         return [cast(T, value)] * len(layers)
@@ -303,10 +303,10 @@ def _layers(
     causal: Sequence[bool],
 ) -> list[tuple[str, str]]:
     """Return the name and the kind of each layer."""
-    every: list[str] = _each(
+    every: list[str] = _per_layer(
         "names", names or [f"layers.{n}" for n in range(len(lengths))], lengths
     )
-    kinds: list[str | None] = _each("kind", kind, lengths)
+    kinds: list[str | None] = _per_layer("kind", kind, lengths)
     layers = []
     for name, layer_kind, (queries, keys), ahead in zip(every, kinds, lengths, causal, strict=True):
         if layer_kind not in (*ENDS, None):

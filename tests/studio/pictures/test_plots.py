@@ -74,7 +74,7 @@ def test_into_axes_or_a_figure_of_a_width(objects: Made, name: str) -> None:
     assert all(axes is left or axes in left.child_axes for axes in every)
     assert not right.get_children()[0].axes.has_data()
     assert len(pyplot.get_fignums()) == 1
-    with pytest.raises(headloom.InputError, match="width is of a new figure"):
+    with pytest.raises(headloom.InputError, match="width is for a new figure"):
         thing.plot(ax=left, width=80)
     with pytest.raises(headloom.InputError, match=r"a ndarray; expected axes, as axes\[0\]"):
         thing.plot(ax=np.array([left, right]))

@@ -120,8 +120,8 @@ def alignment_error_rate(links: Sequence[Iterable[Link]], gold: Sequence[GoldLin
             "as many."
         )
     counts = [
-        (len(found), len(right.sure), len(found & right.sure), len(found & right.possible))
-        for found, right in zip(map(set, links), gold, strict=True)
+        (len(linked), len(right.sure), len(linked & right.sure), len(linked & right.possible))
+        for linked, right in zip(map(set, links), gold, strict=True)
     ]
     return ErrorRate(*(sum(column) for column in zip(*counts, strict=True)))
 
@@ -160,10 +160,12 @@ def measure(
             right += 2 * (first & second).sum((1, 2))
             whole += first.sum((1, 2)) + second.sum((1, 2))
         else:
-            found = method(weights)
+            linked = method(weights)
             for links in (gold[number].sure, gold[number].possible):
-                right += sum((found[:, target, source] for source, target in links), torch.zeros(1))
-            whole += found.sum((1, 2)) + len(gold[number].sure)
+                right += sum(
+                    (linked[:, target, source] for source, target in links), torch.zeros(1)
+                )
+            whole += linked.sum((1, 2)) + len(gold[number].sure)
     return right / whole.clamp(min=1)
 
 

@@ -65,10 +65,10 @@ def _wrong(now: _Measures, first: _Measures) -> Iterator[tuple[str, list[int], s
     even, before = (_mean(measures.get("evenness", ())) for measures in (now, first))
     if even < min(EVENNESS, before / 2):
         heads = [
-            n for n, each in enumerate(now["evenness"]) if each is not None and each < EVENNESS
+            n for n, value in enumerate(now["evenness"]) if value is not None and value < EVENNESS
         ]
-        words = f"its heads look {100 * even:.1f} % as evenly as they may"
-        words = f"entropy collapses: {words}, {100 * before:.1f} % when the watch began"
+        words = f"mean entropy is {100 * even:.1f} % of its maximum"
+        words = f"entropy collapses: {words}, {100 * before:.1f} % at the start of monitoring"
         yield "entropy collapse", heads, words
     scores = now["largest_score"]
     largest = max((score or 0.0 for score in first.get("largest_score", ())), default=0.0)
@@ -76,7 +76,7 @@ def _wrong(now: _Measures, first: _Measures) -> Iterator[tuple[str, list[int], s
     if high:
         most = max(score or 0.0 for score in scores)
         words = f"{_heads(high)} reach{'es' * (len(high) == 1)} {most:,.0f} before the softmax"
-        words = f"scores explode: {words}, {largest:,.1f} when the watch began"
+        words = f"scores explode: {words}, {largest:,.1f} at the start of monitoring"
         yield "score explosion", high, words
     # Heads without visible keys have no entropy from the start.
     pairs = zip(now["entropy"], first.get("entropy", ()), strict=False)

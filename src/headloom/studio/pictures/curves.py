@@ -31,8 +31,8 @@ def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     inks = {name: colours.heads[n % len(colours.heads)] for n, name in enumerate(names)}
     legend: dict[str, Any] = {"frameon": False, "fontsize": "small"}
-    every = [page.given] if page.given is not None else []
-    if not (every and alone):
+    drawn = [page.given] if page.given is not None else []
+    if not (drawn and alone):
         wide = page.room[0] or _WIDE
         # The legend is below all panels, in as many columns as fit.
         across = max(1, int((wide - _LEFT) / (max(map(len, names), default=1) * _LETTER + 0.4)))
@@ -40,16 +40,16 @@ def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot
         needed = below + len(panels) * _ABOVE, len(panels)
         high = page.fits(_HIGH if alone else _BAND, None, needed)
         page.lay(wide, len(panels) * (high + _ABOVE) + below)
-        every = [
+        drawn = [
             page.axes(_LEFT, _ABOVE + n * (high + _ABOVE), wide - _LEFT - _RIGHT, high)
             for n in range(len(panels))
         ]
         legend |= {"loc": "upper left", "bbox_to_anchor": (0, -0.5 / high), "ncols": across,
                    "borderaxespad": 0, "labelspacing": 0.3}  # fmt: skip
     handles = {}
-    steps = sorted({step for lines in panels.values() for of in lines.values() for line in of
-                    for step, _ in line})  # fmt: skip
-    for axes, (title, lines) in zip(every, panels.items(), strict=True):
+    steps = sorted({step for lines in panels.values() for group in lines.values()
+                    for line in group for step, _ in line})  # fmt: skip
+    for axes, (title, lines) in zip(drawn, panels.items(), strict=True):
         for name, of_name in lines.items():
             for line in of_name:
                 ours = {"color": inks[name], "linewidth": 1.2 if len(of_name) == 1 else 0.8,
@@ -63,11 +63,11 @@ def curves(page: Page, panels: Mapping[str, Lines], *, log: bool = False, **plot
             axes.set_ylabel(title)
         else:
             axes.set_title(title, loc="left", fontsize="medium", color=colours.ink)
-            axes.tick_params(labelbottom=axes is every[-1])
-    every[-1].set_xlabel("training step" + ", logarithmic" * log)
+            axes.tick_params(labelbottom=axes is drawn[-1])
+    drawn[-1].set_xlabel("training step" + ", logarithmic" * log)
     if len(names) > 1:
-        every[-1].legend(handles.values(), handles.keys(), **legend)
-    return np.array(every)
+        drawn[-1].legend(handles.values(), handles.keys(), **legend)
+    return np.array(drawn)
 
 
 def along(axes: Axes, steps: Sequence[float], last: float) -> None:

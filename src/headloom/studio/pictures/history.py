@@ -159,14 +159,14 @@ def snapshots(
     page.lay(page.room[0] or _LEFT + wide + right, fixed + len(rows) * tall)
     legend = "; ".join(f"{name}: {says}".removeprefix(": ") for name, _, _, _, says in rows)
     page.title(title, legend.replace("\n", " "))
-    every: list[list[Axes]] = []
+    grid: list[list[Axes]] = []
     for name, of_row, norm, ramp, _ in rows:
-        top = _TOP + len(every) * (tall + _GAP)
+        top = _TOP + len(grid) * (tall + _GAP)
         page.say(_LEFT - 0.1, top + tall / 2, name, 7, page.colours.ink, ha="right", va="center")
         how = {"cmap": ramp, "norm": norm} | imshow
-        every.append([page.matrix(_LEFT + column * pitch, top, size, tall, matrix, **how)
+        grid.append([page.matrix(_LEFT + column * pitch, top, size, tall, matrix, **how)
                       for column, matrix in enumerate(of_row)])  # fmt: skip
-    for axes, step in zip(every[0], at, strict=True):
+    for axes, step in zip(grid[0], at, strict=True):
         name = f"step {step:,}" + ": random" * (step == 0 and size > 1)
         ink = page.colours.ink if step in (steps[0], steps[-1]) else page.colours.faint
         axes.set_title(name, fontsize=7 * page.unit, pad=3, color=ink)
@@ -193,7 +193,7 @@ def snapshots(
             middle = _LEFT + column * pitch + size / 2
             across = middle + (_LEFT + share * wide - middle) * down * down * (3 - 2 * down)
             page.thread(across, top - 0.425 + 0.425 * down)
-    return np.array(every if len(every) > 1 else every[0])
+    return np.array(grid if len(grid) > 1 else grid[0])
 
 
 def _scale(

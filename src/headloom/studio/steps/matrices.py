@@ -107,12 +107,12 @@ class Matrices:
     @property
     def origin(self) -> str:
         """Origin of the matrices, in words."""
-        given = [name for name in MATRICES if name in self.known]
+        names = [name for name in MATRICES if name in self.known]
         missing = [name for name in ("W_Q", "W_K", "W_V", "W_O") if name not in self.known]
-        if not given:
+        if not names:
             return f"random matrices, seed {self.seed}"
         rest = f"; {', '.join(missing)} random, seed {self.seed}" if missing else ""
-        return f"given: {', '.join(given)}{rest}"
+        return f"given: {', '.join(names)}{rest}"
 
     def projections(self) -> Projections:
         """Return W_Q, W_K, W_V, W_O and biases of every head. Raises: ShapeError: no fit."""
