@@ -46,7 +46,7 @@ Measure = Callable[[Trace, bool], Any]
 
 
 def of_layers(measure: Callable[[Source], Any]) -> Measure:
-    """A measure of a layer as one of a trace; a layer is let go before the next one."""
+    """Return a measure of a layer as one of a trace; a layer is let go before the next one."""
 
     def run(trace: Trace, exact: bool) -> list[Any]:
         found = []
@@ -61,7 +61,7 @@ def of_layers(measure: Callable[[Source], Any]) -> Measure:
 
 
 def fresh(trace: Trace, number: int) -> TraceLayer:
-    """A layer that remembers nothing of what was read of it before."""
+    """Return a layer that remembers nothing of what was read of it before."""
     return replace(trace.layers[number])
 
 
@@ -100,7 +100,7 @@ def heads_of_edges(trace: Trace) -> Any:
 
 
 def peak_memory() -> float:
-    """The most memory of this process, in megabytes; not of the one that started it."""
+    """Return the most memory of this process, in megabytes; not of the one that started it."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 

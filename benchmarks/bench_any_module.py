@@ -110,7 +110,7 @@ MODULES: dict[str, Callable[[], Built]] = {
 
 
 def runs_of(name: str) -> dict[str, Callable[[], object]]:
-    """The plain pass of a module, its trace, and its trace verified whole."""
+    """Return the plain pass of a module, its trace, and its trace verified whole."""
     torch.manual_seed(1)
     model, inputs = MODULES[name]()
     model.eval()
@@ -127,14 +127,14 @@ def runs_of(name: str) -> dict[str, Callable[[], object]]:
 
 
 def peak(name: str, what: str) -> float:
-    """The peak memory of a run in a process of its own, in megabytes."""
+    """Return the peak memory of a run in a process of its own, in megabytes."""
     command = [sys.executable, __file__, "--only", name, "--peak", what]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     return float(done.stdout.splitlines()[-1])
 
 
 def measure(name: str, repeats: int) -> str:
-    """The ratios of a module, as a line."""
+    """Return the ratios of a module, as a line."""
     runs = runs_of(name)
     seconds = side_by_side(*runs.values(), repeats=repeats)
     memory = [peak(name, what) for what in runs]

@@ -86,7 +86,7 @@ def measure(
 
 
 def spread(ours: list[float], peer: list[float]) -> str:
-    """The ratio of the medians, and the lowest and highest of one round."""
+    """Return the ratio of the medians, and the lowest and highest of one round."""
     each = [one / other for one, other in zip(ours, peer, strict=True)]
     middle = statistics.median(ours) / statistics.median(peer)
     return f"{middle:.2f} ({min(each):.2f} to {max(each):.2f})"

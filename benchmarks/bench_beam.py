@@ -47,7 +47,7 @@ BEAM = 5
 
 
 def untrained(data: Path, folder: Path) -> None:
-    """A run of one step: 6 + 6 layers of width 512, 8 heads, 10,000 tokens."""
+    """Train one step of 6 + 6 layers of width 512, 8 heads, 10,000 tokens."""
     changes = [
         f"task.folder={data}", "model.width=512", "model.heads=8", "model.feed_forward=2048",
         "model.encoder_layers=6", "model.decoder_layers=6", "training.max_steps=1",
@@ -60,7 +60,7 @@ def untrained(data: Path, folder: Path) -> None:
 def ours(
     run: TrainedRun, kind: Products, batch: list[list[int]], limit: int, *, forced: bool
 ) -> list[list[int]]:
-    """What headloom writes."""
+    """Return headloom's translations."""
     words, model = run.vocabulary, run.model
     assert isinstance(model, Transformer)
     with products(kind):
@@ -73,7 +73,7 @@ def ours(
 
 
 def scores(run: TrainedRun, batch: list[list[int]], written: list[list[int]]) -> list[float]:
-    """What the run's model scores each translation of a batch by, computed in one pass."""
+    """Return the model's score of each translation of a batch, computed in one pass."""
     words = run.vocabulary
     targets = padded([[words.start, *tokens, words.end] for tokens in written], words.pad)
     logits = run.model(padded(batch, words.pad), targets[:, :-1])

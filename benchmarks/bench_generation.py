@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def load(settings: argparse.Namespace) -> tuple[nn.Module, Tensor]:
-    """The model with its head, and the ids of the prompt."""
+    """Return the model with its head, and the ids of the prompt."""
     from headloom.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained("smollm2", predicting=True)
@@ -38,7 +38,7 @@ def load(settings: argparse.Namespace) -> tuple[nn.Module, Tensor]:
 def generate(
     model: nn.Module, ids: Tensor, save: Path | None, settings: argparse.Namespace
 ) -> TraceData | None:
-    """A generation, plain or traced; an end token ends neither."""
+    """Return a generation, plain or traced; an end token ends neither."""
     import headloom
 
     new = settings.new if ids.shape[1] == settings.length else 2

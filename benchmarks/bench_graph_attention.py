@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def power_law(nodes: int, edges: int) -> Tensor:
-    """A random edge_index, (2, edges), in which few nodes have most of the edges.
+    """Return a random edge_index, (2, edges), in which few nodes have most of the edges.
 
     The ends of an edge are drawn with probabilities 1 / sqrt(rank), each side in an order of its
     own, so that the number of nodes of degree d falls as d^-3.

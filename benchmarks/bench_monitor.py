@@ -77,7 +77,7 @@ def minilm(batch: int, length: int) -> Training | None:
 
 @contextmanager
 def monitored(training: Training, every: int) -> Iterator[watching.Monitor]:
-    """A monitor that has taken its first measures."""
+    """Yield a monitor that has taken its first measures."""
     with (
         tempfile.TemporaryDirectory() as folder,
         headloom.monitor(training.model, f"{folder}/run", every=every)
@@ -95,7 +95,7 @@ def timed(run: Callable[[], None]) -> float:
 
 
 def of_steps(training: Training, rounds: int) -> float:
-    """The ratio at the default, from steps and the monitor's calls, in turn."""
+    """Return the ratio at the default, from steps and the monitor's calls, in turn."""
     with monitored(training, 10**9) as idle, monitored(training, 1) as busy:
         runs = (training.step, lambda: idle.step(1.0), lambda: busy.step(1.0))
         seconds = [[timed(run) for run in runs] for _ in range(rounds)]
@@ -109,7 +109,7 @@ def of_steps(training: Training, rounds: int) -> float:
 
 
 def of_blocks(training: Training, rounds: int) -> float:
-    """The ratio at the default, from blocks of so many steps, each with one measure, in turn."""
+    """Return the ratio at the default, from blocks of steps with one measure each, in turn."""
 
     def block(monitor: watching.Monitor | None) -> None:
         for _ in range(EVERY):

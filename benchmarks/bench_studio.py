@@ -137,9 +137,7 @@ def hover(browser: Any, url: str) -> tuple[float, float, int]:
 
 
 def pan(browser: Any, url: str) -> tuple[float, float, float, int]:
-    """Milliseconds between frames while the matrix is dragged about for two seconds, once what is
-    seen of it is there.
-    """
+    """Return the milliseconds between frames while the loaded matrix is dragged for two seconds."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.add_init_script(WATCH)
     page.goto(url)
@@ -210,9 +208,7 @@ def pans(browser: Any, address: str, length: int, head: int) -> None:
 
 
 def many_heads(layers: int, heads: int, length: int, path: Path) -> None:
-    """A trace of so many heads, each made by hand: some look at the token before, or a few before,
-    some at the first, some anywhere.
-    """
+    """Save a trace of synthetic heads: on previous tokens, on the first token, or anywhere."""
     depth, groups = 32, max(1, heads // 8)
     names = [f"t{place}" for place in range(length)]
     angles = torch.arange(length)[:, None] * torch.logspace(0, -3, depth // 2)

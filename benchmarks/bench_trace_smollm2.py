@@ -35,7 +35,7 @@ def text_ids(tokenizer: Any, settings: argparse.Namespace) -> Tensor:
 
 
 def load(settings: argparse.Namespace) -> tuple[nn.Module, Tensor]:
-    """The model, and the ids that it reads."""
+    """Return the model, and the ids that it reads."""
     from headloom.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained("smollm2")

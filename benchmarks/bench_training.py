@@ -84,7 +84,7 @@ class Peer(nn.Module):
 
 
 def loss(model: Transformer | Peer, batch: Batch) -> Tensor:
-    """The summed loss of a batch, as each side computes it."""
+    """Return the summed loss of a batch, as each side computes it."""
     real = batch.targets != 0
     outputs, targets = model.outputs(**batch.inputs)[real], batch.targets[real]
     if isinstance(model, Transformer):

@@ -44,7 +44,7 @@ def one_pass(
 
 
 def parser(document: str, repeats: int) -> argparse.ArgumentParser:
-    """The options that all these benchmarks have."""
+    """Return the options that all these benchmarks have."""
     options = argparse.ArgumentParser(description=document.splitlines()[0])
     options.add_argument("--length", type=int, default=1024)
     options.add_argument("--repeats", type=int, default=repeats)

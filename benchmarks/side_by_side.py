@@ -39,7 +39,7 @@ def side_by_side(
 
 
 def ratio(ours: list[float], peer: list[float]) -> str:
-    """The ratio of two medians, and the quartiles of the ratios of runs that were neighbours."""
+    """Return the ratio of two medians, and the quartiles of the ratios of neighbouring runs."""
     each = sorted(one / other for one, other in zip(ours, peer, strict=True))
     quarter = len(each) // 4
     middle = statistics.median(ours) / statistics.median(peer)
@@ -47,7 +47,7 @@ def ratio(ours: list[float], peer: list[float]) -> str:
 
 
 def peak_memory() -> float:
-    """The most memory this process has held so far, in megabytes."""
+    """Return the most memory this process has held so far, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -46,7 +46,7 @@ TESTS = 1_000
 
 
 def sentence(numbers: random.Random, count: int = TRAINED) -> tuple[str, str]:
-    """A label, and a sentence of `count` things whose words have it only together."""
+    """Return a label, and a sentence of `count` things whose words have it only together."""
     things = numbers.sample(THINGS, count)
     moods = [numbers.choice(list(MOODS)) for _ in things]
     asked = numbers.randrange(count)
@@ -69,13 +69,13 @@ def draw(path: Path, count: int) -> None:
 
 
 def trained(folder: Path, changes: list[str]) -> TrainedRun:
-    """A run, trained if it is not there."""
+    """Return a run, trained if it is not there."""
     train(load_config(CONFIG, changes), folder, Callback())
     return open_run(folder)
 
 
 def accuracy(run: TrainedRun, count: int) -> float:
-    """The share of unseen sentences of `count` things that a run classifies rightly."""
+    """Return the share of unseen sentences of `count` things that a run classifies rightly."""
     numbers = random.Random(100 + count)
     labels, texts = zip(*(sentence(numbers, count) for _ in range(TESTS)), strict=True)
     predictions = classify(run.model, run.data, list(texts))
@@ -96,7 +96,7 @@ LOOKS = {"reads": ("thing", "answer"), "looks-up": ("question", "thing")}
 
 
 def weights(run: TrainedRun, text: str) -> dict[str, list[float]]:
-    """The weight of each look in its layer, head by head."""
+    """Return the weight of each look in its layer, head by head."""
     trace, words = traced(run, text)
     where = places(words)
     result = {}
@@ -110,7 +110,7 @@ def weights(run: TrainedRun, text: str) -> dict[str, list[float]]:
 
 
 def traced(run: TrainedRun, text: str) -> tuple[Trace, list[str]]:
-    """The trace of a text, and its tokens."""
+    """Return the trace of a text, and its tokens."""
     ids = text_ids(run.vocabulary, text, 512)
     trace = headloom.trace(run.model, torch.tensor([ids]), tokenizer=run.vocabulary)
     if not isinstance(trace, Trace):

@@ -39,7 +39,7 @@ TEXTS = 21
 
 
 def trained(folder: Path, layers: int, steps: int | None) -> TrainedRun:
-    """A run of so many layers, trained if it is not there."""
+    """Return a run of so many layers, trained if it is not there."""
     changed = [f"model.decoder_layers={layers}"]
     if steps is not None:
         changed += [f"training.max_steps={steps}", f"training.warmup={steps // 10}"]
@@ -75,7 +75,7 @@ def unseen(run: TrainedRun) -> list[Trace]:
 
 
 def say_roles(found: list[HeadRole]) -> None:
-    """What each head does, beside what chance would score."""
+    """Print the role and the scores of each head, beside the scores of chance."""
     print("\nhead  role        score   chance  sd      z      previous  same   induction  entropy")
     for one in found:
         said = (
@@ -91,7 +91,7 @@ def say_roles(found: list[HeadRole]) -> None:
 
 
 def say_ablation(loss: Ablation, accuracy: Ablation) -> None:
-    """What is left without some heads."""
+    """Print loss and accuracy without some heads."""
     print("\nwithout                loss    accuracy on the repeated half")
     print(f"nothing              {loss.baseline:6.3f}    {accuracy.baseline:.3f}")
     for worse, right in zip(loss.effects, accuracy.effects, strict=True):
@@ -100,7 +100,7 @@ def say_ablation(loss: Ablation, accuracy: Ablation) -> None:
 
 
 def say_formation(history: History, shown: dict[str, list[tuple[int, int]]], since: int) -> None:
-    """The scores of heads on the run's probe, from random to trained."""
+    """Draw the scores of heads on the run's probe, from random to trained."""
     names = [f"{name} {layer}.{head}" for name, heads in shown.items() for layer, head in heads]
     print("\n  step   loss  " + "  ".join(names))
     of_measure = {name: formation(history, name) for name in shown}
@@ -117,7 +117,7 @@ def say_formation(history: History, shown: dict[str, list[tuple[int, int]]], sin
 
 
 def draw(history: History, layer: int, head: int, measure: str, since: int, path: Path) -> None:
-    """The weights of a head on the probe from random to trained, over its score and the loss."""
+    """Draw the weights of a head on the probe over training, above its score and the loss."""
     kept = [snapshot for snapshot in history if not 0 < snapshot.step < since]
     matrices = [
         trace_of_snapshot(snapshot).layers[layer].graph.to_dense()[head] for snapshot in kept

@@ -82,7 +82,7 @@ Reading = dict[str, str]
 
 
 def make_originals(folder: Path) -> None:
-    """A trace, a run, a model of Hugging Face and a configuration, each under its name."""
+    """Make a trace, a run, a model of Hugging Face and a configuration, each by its name."""
     (folder / "config").mkdir(parents=True)
     config = folder / "config" / "config.toml"
     config.write_text(CONFIG)
@@ -106,7 +106,7 @@ def make_originals(folder: Path) -> None:
 
 
 def digest(value: object) -> str:
-    """What a value says, so that two can be compared."""
+    """Return the content of a value in a form that can be compared."""
     if isinstance(value, Tensor):
         content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(content).hexdigest()}"
@@ -119,7 +119,7 @@ _GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest")
 
 
 def parts_of(kind: str, folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The parts of an input, and what reads each; those with a star have no digest on disk."""
+    """Yield the parts of an input with their readers; those with a star have no digest on disk."""
     if kind == "config":
         yield "config*", lambda: load_config(folder / "config.toml")
     elif kind == "model":
@@ -145,7 +145,7 @@ def parts_of(kind: str, folder: Path) -> Iterator[tuple[str, Callable[[], object
 
 
 def read(kind: str, folder: Path) -> tuple[Reading, str]:
-    """What each part holds that can be read, and the line that refuses another."""
+    """Return the content of each readable part, and the error line of each other one."""
     held: Reading = {}
     refused = ""
     with warnings.catch_warnings():
@@ -167,14 +167,14 @@ def read(kind: str, folder: Path) -> tuple[Reading, str]:
 
 
 def flip(content: bytearray, chance: Chance) -> None:
-    """Some bits, in headers rather than elsewhere."""
+    """Flip some bits, more often in headers."""
     for _ in range(chance.choice((1, 1, 3))):
         near = chance.choice((len(content), min(64, len(content))))
         content[chance.choice((1, -1)) * chance.randrange(near)] ^= 1 << chance.randrange(8)
 
 
 def exchange(content: bytearray, chance: Chance) -> None:
-    """The end is missing, or something else stands there."""
+    """Cut off the end, or replace the content."""
     if chance.random() < 0.5:
         del content[chance.randrange(len(content)) :]
         return
@@ -221,7 +221,7 @@ def forge(content: object, chance: Chance) -> None:
 
 
 def forge_json(file: Path, chance: Chance) -> None:
-    """A value of a JSON file, or of one line of it."""
+    """Change a value of a JSON file, or of one line of it."""
     lines = file.read_text("utf-8").splitlines() if file.suffix == ".jsonl" else None
     number = chance.randrange(len(lines)) if lines else 0
     content = json.loads(lines[number] if lines else file.read_text("utf-8"))
@@ -234,7 +234,7 @@ def forge_json(file: Path, chance: Chance) -> None:
 
 
 def forge_parquet(file: Path, chance: Chance) -> None:
-    """A column of a table: another type, value, order or length."""
+    """Change a column of a table: type, value, order or length."""
     table = pq.read_table(file)
     number = chance.randrange(table.num_columns)
     name, column = table.column_names[number], table.column(number)
@@ -256,7 +256,7 @@ def forge_parquet(file: Path, chance: Chance) -> None:
 
 
 def forge_tensors(file: Path, chance: Chance) -> None:
-    """The header of a file of tensors: a type, a shape, a name, a note, its own length."""
+    """Change the header of a tensor file: a type, a shape, a name, a note, its length."""
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])

@@ -62,9 +62,7 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]
 
 
 def as_markdown(text: str) -> str:
-    """A docstring with fenced examples, the names of sections that are one line in bold, and lists
-    of what stands line by line: attributes.
-    """
+    """Return a docstring with fenced examples, bold names of sections, and lists of attributes."""
     lines, fenced, listed = [], False, False
     for line in text.splitlines():
         if line.startswith(">>> ") and not fenced:
@@ -90,7 +88,7 @@ def as_markdown(text: str) -> str:
 
 
 def _outside(page: Path, address: str) -> Path | None:
-    """The file outside of docs that a link of a page leads to; None: it leads elsewhere."""
+    """Return the file outside of docs that a link of a page leads to; None: it leads elsewhere."""
     if "://" in address or address.startswith("mailto:"):
         return None
     target = (page.parent / address).resolve()
@@ -101,7 +99,7 @@ def _outside(page: Path, address: str) -> Path | None:
 
 
 def _title(page: Path, address: str, anchor: str | None) -> str | None:
-    """The heading that a link of a page leads to; None: it leads to no page of docs."""
+    """Return the heading that a link of a page leads to; None: it leads to no page of docs."""
     target = (page.parent / address).resolve()
     if not target.is_relative_to(ROOT / "docs") or not target.is_file():
         return None
@@ -179,9 +177,7 @@ def source_of(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Lead links to files outside of docs to what came along of them; name a page by its title;
-    find what the reference names.
-    """
+    """Resolve links to files outside of docs, to titles of pages, and to names of the reference."""
     here = Path(config.docs_dir) / page.file.src_path
     up = "../" * (len(Path(page.file.src_path).parts) - 1)
 
@@ -220,6 +216,6 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
-    """The same for the page of what is not found."""
+    """Return the same for the page of what is not found."""
     output_content = output_content.replace(SEARCH, f'{SEARCH} aria-label="Search"')
     return output_content.replace(SHIM, f"/{SHIM_HERE}")

@@ -96,7 +96,7 @@ class _Absent:
 
 
 def asked_beside(length: int) -> dict[str, dict[str, Any]]:
-    """What a call may ask beside, or instead of, its causal mask."""
+    """Return the options of a call besides, or instead of, its causal mask."""
     return {
         "sinks": {"sinks": torch.zeros(4)},
         "cells": {"mask": torch.ones(length, length, dtype=torch.bool).tril()},
@@ -108,7 +108,7 @@ def asked_beside(length: int) -> dict[str, dict[str, Any]]:
 
 
 def asked(added: str, length: int) -> dict[str, Any]:
-    """The options of a call."""
+    """Return the options of a call."""
     nothing = dict.fromkeys(("score", "relative", "bias", "scale", "softcap", "sinks"))
     options: dict[str, Any] = nothing | {"mask": headloom.causal(), "dropout": 0.0}
     return options | asked_beside(length).get(added, {})
@@ -157,7 +157,7 @@ def _read(
     name: str, kernel: Any, target: str, dtype: torch.dtype, depth: int, keep: int,
     tile: int,
 ) -> Compiled:  # fmt: skip
-    """What one kernel was compiled to."""
+    """Return the code that one kernel was compiled to."""
     device, asm = DEVICES[target], kernel.asm
     read = _of_amd(asm["amdgcn"]) if device.amd else _of_nvidia(asm["cubin"])
     registers, stack, loop = read
@@ -170,7 +170,7 @@ def _read(
 
 
 def _of_nvidia(cubin: bytes) -> tuple[int, int, list[str]]:
-    """Registers, stack, and the instructions of the loop over tiles."""
+    """Return registers, stack, and the instructions of the loop over tiles."""
     import triton
 
     cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -193,7 +193,7 @@ def _of_nvidia(cubin: bytes) -> tuple[int, int, list[str]]:
 
 
 def _of_amd(assembly: str) -> tuple[int, int, list[str]]:
-    """The same of assembly, in which a label stands before what it names."""
+    """Return the same of assembly, in which a label stands before what it names."""
     lines: list[str] = []
     labels: dict[str, int] = {}
     for line in (text.split(";")[0].strip() for text in assembly.splitlines()):
@@ -217,7 +217,7 @@ MOVES = r"\b(LDL|STL)\b|^scratch_"
 
 
 def _loop_over_tiles(lines: list[str], targets: list[int | None]) -> list[str]:
-    """The loop over tiles without a mask: of those that multiply matrices the shortest.
+    """Return the loop over tiles without a mask: of those that multiply matrices the shortest.
 
     targets: for each line, that to which it jumps.
     """

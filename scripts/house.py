@@ -42,7 +42,7 @@ LANGUAGES = {
 
 
 def tracked() -> list[Path]:
-    """The files that git tracks and that are there."""
+    """Return the files that git tracks and that are there."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -51,19 +51,19 @@ def tracked() -> list[Path]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a text file."""
+    """Return the lines of a text file."""
     return path.read_text(encoding="utf-8").splitlines()
 
 
 def module_name(path: Path) -> str:
-    """The dotted name of a module of the package, wherever that lies."""
+    """Return the dotted name of a module of the package, wherever that lies."""
     parts = path.with_suffix("").parts
     parts = parts[len(parts) - 1 - parts[::-1].index("headloom") :]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """The modules of headloom that a module imports, inside functions too; not for types alone."""
+    """Return the modules of headloom that a module imports, also in functions; not for types."""
     targets: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -91,7 +91,7 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The strongly connected sets of more than one module (Tarjan 1972)."""
+    """Return the strongly connected sets of more than one module (Tarjan 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -126,7 +126,7 @@ def names_of_any(path: Path) -> int:
 
 
 def stack_files() -> list[str]:
-    """The files of the package on the call stack, the outermost first."""
+    """Return the files of the package on the call stack, the outermost first."""
     import headloom
 
     package = Path(headloom.__file__).parent  # that of the sources, or an installed one
@@ -169,7 +169,7 @@ checkpoint_every = 1
 
 @contextlib.contextmanager
 def in_new_folder() -> Iterator[None]:
-    """A folder of its own, with a text and a configuration."""
+    """Yield a folder of its own, with a text and a configuration."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -190,7 +190,7 @@ def command(*words: str) -> None:
 
 
 def walks() -> dict[str, list[str]]:
-    """The files on the call stack on three ways through the house.
+    """Return the files on the call stack on three ways through the house.
 
     query: from `headloom train` to the native kernel.
     attend: from `headloom.attend` to it.
@@ -230,7 +230,7 @@ def walks() -> dict[str, list[str]]:
 
 
 def handed_on() -> list[str]:
-    """The files whose functions are handed a model of Transformers by `headloom.trace`, in turn."""
+    """Return the files that a model of Transformers passes through in `headloom.trace`."""
     import torch
     import transformers
 
@@ -260,7 +260,7 @@ def handed_on() -> list[str]:
 
 
 def drawn(ways: dict[str, list[str]]) -> str:
-    """The walks as CONTRIBUTING.md shows them."""
+    """Return the walks as CONTRIBUTING.md shows them."""
     titles = {"query": "headloom train", "attend": "headloom.attend", "edge": "the kernel"}
     lines = []
     for name, passed in ways.items():
@@ -273,7 +273,7 @@ def drawn(ways: dict[str, list[str]]) -> str:
 
 
 def sizes(names: Iterable[str]) -> dict[str, int]:
-    """What the budget in pyproject.toml counts: lines of a folder, or a figure by its name."""
+    """Return a count of the budget in pyproject.toml: lines of a folder, or a figure by name."""
     from typer.main import get_command
 
     from headloom.cli import app

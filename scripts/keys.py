@@ -26,7 +26,7 @@ def _section(name: str) -> type[BaseModel]:
 
 
 def table(name: str, other: str | None = None) -> str:
-    """The keys of a class of a section as a table of Markdown."""
+    """Return the keys of a class of a section as a table of Markdown."""
     known = described(_section(other)) if other else []
     rows = [row for row in described(_section(name)) if row not in known]
     lines = [f"| `{key}` | {'' if v == 'none' else f'`{v}`'} | {what} |" for key, v, what in rows]
@@ -34,7 +34,7 @@ def table(name: str, other: str | None = None) -> str:
 
 
 def filled(text: str) -> str:
-    """A page with its tables as the sections have them."""
+    """Return a page with its tables as the sections have them."""
     return TABLE.sub(lambda match: match[1] + table(match[2], match[3]) + match[4], text)
 
 

@@ -56,7 +56,7 @@ class Fault:
         self.node, self.said, self.change = node, said, change
 
     def planted(self, tree: ast.Module) -> ast.Module:
-        """A copy of the module with the fault."""
+        """Return a copy of the module with the fault."""
         kept = {id(self.node): copy.deepcopy(self.node)}
         made = copy.deepcopy(tree, {id(self.node): kept[id(self.node)]})
         place, change = kept[id(self.node)], self.change
@@ -181,7 +181,7 @@ class Planter:
 
 
 def _pairs(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
-    """The code of each function of a module, and what it is with the fault."""
+    """Yield the code of each function of a module, and what it is with the fault."""
     inner = [
         [one for one in code.co_consts if isinstance(one, CodeType)] for code in (before, after)
     ]

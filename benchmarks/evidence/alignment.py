@@ -55,7 +55,7 @@ class Corpus:
 
 
 def verses(folder: Path) -> tuple[Corpus, list[GoldLinks]]:
-    """The verses of the New Testament in Greek and English, and the links that people drew."""
+    """Return verses of the New Testament in Greek and English, with links drawn by people."""
 
     def rows(path: str) -> list[dict[str, str]]:
         with (folder / "data" / path).open(encoding="utf-8", newline="") as file:
@@ -90,7 +90,7 @@ def verses(folder: Path) -> tuple[Corpus, list[GoldLinks]]:
 
 
 def captions(folder: Path) -> Corpus:
-    """The tests of Multi30k, and after them what is trained on."""
+    """Return the tests of Multi30k, and after them what is trained on."""
     sides = {}
     for language in ("en", "de"):
         tests, train = (
@@ -102,7 +102,7 @@ def captions(folder: Path) -> Corpus:
 
 
 def eflomal_links(corpus: Corpus) -> tuple[list[set[tuple[int, int]]], ...]:
-    """The links of the statistical aligner, forward and reverse, of what is measured."""
+    """Return the links of the statistical aligner, forward and reverse, of what is measured."""
     try:
         import eflomal
     except ImportError:
@@ -124,7 +124,7 @@ def eflomal_links(corpus: Corpus) -> tuple[list[set[tuple[int, int]]], ...]:
 
 
 def bible_run(options: argparse.Namespace, corpus: Corpus) -> Path:
-    """The folder of a translator of the verses, trained if it is not there."""
+    """Return the folder of a translator of the verses, trained if it is not there."""
     if options.bible_run is not None:
         return Path(options.bible_run)
     folder = options.runs / "bible-texts"
@@ -139,7 +139,7 @@ def bible_run(options: argparse.Namespace, corpus: Corpus) -> Path:
 
 
 def captions_run(options: argparse.Namespace) -> Path:
-    """The folder of a translator of the captions, trained if it is not there."""
+    """Return the folder of a translator of the captions, trained if it is not there."""
     if options.multi30k_run is not None:
         return Path(options.multi30k_run)
     config = ROOT / "examples" / "multi30k.toml"
@@ -149,7 +149,7 @@ def captions_run(options: argparse.Namespace) -> Path:
 
 
 def weights_of(run: Path, corpus: Corpus) -> list[WordWeights]:
-    """The weights between words of what is measured."""
+    """Return the weights between words of what is measured."""
     sides = corpus.sources[: corpus.tested], corpus.targets[: corpus.tested]
 
     def told(done: int, total: int) -> None:
@@ -167,7 +167,7 @@ def row_of(name: str, corpus: Corpus, rate: ErrorRate, heads: str = "") -> str:
 def measured(
     corpus: Corpus, sentences: Sequence[WordWeights], gold: Sequence[GoldLinks], method: str
 ) -> tuple[list[str], dict[str, ErrorRate]]:
-    """The rows of a text: the best single head, the best few, and those by agreement."""
+    """Return the rows of a text: the best single head, the best few, and those by agreement."""
     rows: list[str] = []
     rates: dict[str, ErrorRate] = {}
 
@@ -189,7 +189,7 @@ def measured(
 
 
 def _by(step: str, sentence: WordWeights) -> WordWeights:
-    """The weights of the heads by one of the two steps."""
+    """Return the weights of the heads by one of the two steps."""
     places = [place for place, head in enumerate(sentence.heads) if head.step == step]
     heads = tuple(sentence.heads[place] for place in places)
     return WordWeights(sentence.weights[places], heads, sentence.source, sentence.target)

@@ -102,7 +102,7 @@ def two_digits(
 
 
 def write(folder: Path) -> None:
-    """The canvases of both tasks, a .npz for each part: one-train.npz, ..."""
+    """Write the canvases of both tasks, a .npz for each part: one-train.npz, ..."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (part, (images, labels)) in enumerate(digits().items()):
         data = {
@@ -145,7 +145,7 @@ class Outcome:
 
 
 def configured(folder: Path, task: str, *, attention: bool, seed: int) -> RunConfig:
-    """The configuration of examples/far_digit.toml, for one of the tasks."""
+    """Return the configuration of examples/far_digit.toml, for one of the tasks."""
     overrides = [
         f'task.folder="{folder}"',
         *(f'task.{part}="{task}-{part}.npz"' for part in PAIRS),
@@ -258,7 +258,7 @@ def places(page: Page, looks: list[Look], *, title: str = "", caption: str = "")
 
 
 def inks(look: Look, norm: Any, colours: Any) -> NDArray[Any]:
-    """The colour of the ink on each pixel, (rows, columns, 3): ink or paper, what shows better."""
+    """Return the colour of marks on each pixel, (rows, columns, 3): ink or paper, by contrast."""
     light = np.array([0.2126, 0.7152, 0.0722])
     rows, columns = (
         np.arange(pixels) * cells // pixels

@@ -83,7 +83,7 @@ class Claim:
 
 
 def mean_and_spread(values: Sequence[float], unit: str = "", digits: int = 1) -> str:
-    """The mean of several seeds, their standard deviation (n - 1), and how many there are.
+    """Return the mean of several seeds, their standard deviation (n - 1), and how many there are.
 
     >>> mean_and_spread([82.0, 83.0, 84.0], "%")
     '83.0 ± 1.0 % (3 seeds)'
@@ -96,7 +96,7 @@ def mean_and_spread(values: Sequence[float], unit: str = "", digits: int = 1) ->
 
 
 def section_of(claim: Claim) -> str:
-    """The section of a claim, in Markdown.
+    """Return the section of a claim, in Markdown.
 
     Raises: InputError: its name is not one line of text.
     """
@@ -157,13 +157,13 @@ def _age() -> float:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this program, or one that it ran, held; in megabytes."""
+    """Return the most memory that this program, or one that it ran, held; in megabytes."""
     asked = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return max(resource.getrusage(who).ru_maxrss for who in asked) / 1024
 
 
 def machine() -> str:
-    """The processor, its cores, and torch."""
+    """Return the processor, its cores, and torch."""
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     processor = found[1] if found else platform.machine()
     cores = len(os.sched_getaffinity(0))

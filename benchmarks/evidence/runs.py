@@ -46,7 +46,7 @@ class Figures:
         self, name: str, config: Path, changes: Sequence[str],
         measure: Callable[[], dict[str, float]],
     ) -> dict[str, float]:  # fmt: skip
-        """The figures of a training; where there are none of these settings, as `measure` says."""
+        """Return the figures of a training; without stored ones for these settings, `measure`."""
         told = [change for change in changes if not change.startswith("task.folder=")]
         said = config.read_text("utf-8").split("[task]", 1)[-1] + "\n".join(told)
         settings = hashlib.sha256(said.encode()).hexdigest()[:16]
@@ -66,7 +66,7 @@ class Figures:
         return sum(self.kept[name]["figures"]["seconds"] for name in self.used)
 
     def megabytes(self) -> float:
-        """The most that a program held while it measured them."""
+        """Return the most that a program held while it measured them."""
         return max(self.kept[name]["figures"]["megabytes"] for name in self.used)
 
     def machine(self) -> str:
@@ -75,7 +75,7 @@ class Figures:
 
 
 def trained(folder: Path, config: Path, changes: Sequence[str]) -> tuple[TrainedRun, float]:
-    """A run in a folder, and the seconds of its training; one that was stopped goes on."""
+    """Return a run in a folder, and the seconds of its training; one that was stopped goes on."""
     start = time.perf_counter()
     result = train(load_config(config, [*changes, "training.history=false"]), folder, Callback())
     spent = time.perf_counter() - start
@@ -84,7 +84,7 @@ def trained(folder: Path, config: Path, changes: Sequence[str]) -> tuple[Trained
 
 
 def results_of(run: TrainedRun, *, beam: int) -> Results:
-    """What a run reaches on its test data."""
+    """Return the results of a run on its test data."""
     torch.manual_seed(0)
     task = run.task("test")
     run.model.eval()
@@ -93,7 +93,7 @@ def results_of(run: TrainedRun, *, beam: int) -> Results:
 
 
 def value_of(results: Results, name: str, examples: np.ndarray | None = None) -> float:
-    """A measure by its name, of all examples or of those that are chosen."""
+    """Return a measure by its name, of all examples or of those that are chosen."""
     measure: CorpusMeasure = next(m for m in results.measures if m.name == name)
     statistics = measure.statistics if examples is None else measure.statistics[examples]
     return float(measure.formula(statistics.sum(0)))

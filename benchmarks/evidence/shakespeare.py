@@ -1,5 +1,4 @@
-"""Claim: on Shakespeare's characters, headloom learns more than nanoGPT in as many steps, and
-sooner.
+"""Claim: on Shakespeare's characters, headloom learns more than nanoGPT per step, and faster.
 
     git clone https://github.com/karpathy/nanoGPT PEER
     python benchmarks/evidence/shakespeare.py --file PATH/tinyshakespeare.txt --peer PEER
@@ -61,7 +60,7 @@ class Peer:
         (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(characters)}))
 
     def run(self, steps: int, *options: str) -> str:
-        """What train.py prints."""
+        """Return the output of train.py."""
         command = [
             sys.executable, "train.py", "config/train_shakespeare_char.py", "--device=cpu",
             "--compile=False", "--log_interval=1", "--block_size=64", "--batch_size=12",
@@ -91,7 +90,7 @@ class Ours:
         self.text, self.folder, self.count = text, folder, 0
 
     def run(self, steps: int, seed: int, *changes: str) -> list[dict[str, float]]:
-        """The lines of a run's metrics."""
+        """Return the lines of a run's metrics."""
         self.count += 1
         folder = self.folder / str(self.count)
         config = load_config(
@@ -157,7 +156,7 @@ def record_all(
     peer_loss: float,
     trials: list[tuple[str, int, list[float]]],
 ) -> None:
-    """The section of docs/evidence.md, and the ratios, last."""
+    """Print the section of docs/evidence.md, and the ratios last."""
     whole = STEPS * step["nanoGPT"]
     milliseconds = {name: 1000 * value for name, value in step.items()}
     peer_step = milliseconds.pop("nanoGPT")

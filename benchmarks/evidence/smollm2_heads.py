@@ -118,7 +118,7 @@ def repeated(tokenizer: Any, seed: int) -> Tensor:
 
 
 def strongest(roles: Sequence[HeadRole], measure: str, besides: Collection[Head]) -> list[Head]:
-    """The GROUP heads of the highest score that are in no group yet."""
+    """Return the GROUP heads of the highest score that are in no group yet."""
     ordered = sorted(roles, key=lambda role: -role.scores[measure])
     heads = [(role.layer, role.head) for role in ordered]
     return [head for head in heads if head not in besides][:GROUP]
@@ -139,7 +139,7 @@ def all_but_first(logits: Tensor, ids: Tensor) -> float:
 def mean_loss(
     model: Any, batches: Sequence[Tensor], loss: Callable[[Tensor, Tensor], float]
 ) -> Callable[[], float]:
-    """A function that runs the model on every text, and gives the mean of a loss."""
+    """Return a function that runs the model on every text, and gives the mean of a loss."""
 
     def run() -> float:
         with torch.no_grad():

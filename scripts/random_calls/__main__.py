@@ -34,7 +34,7 @@ TOTAL = re.compile(r"(\d+) calls, (\d+) wrong, (\d+) NaN that float64 has not")
 
 
 def drawn(seed: int, number: int, device: str) -> Case:
-    """A call by its number, on a device."""
+    """Return a call by its number, on a device."""
     case = draw(seed, number, compiled.instruction_sets() if device == "cpu" else [])
     case.device = device
     return case
@@ -43,7 +43,7 @@ def drawn(seed: int, number: int, device: str) -> Case:
 def run(
     seed: int, first: int, end: int, fault: str | None, device: str
 ) -> tuple[int, int, int, list[str]]:
-    """Calls first to end: how many, how many wrong, how many with a NaN, and what was wrong."""
+    """Run calls first to end; return their number, wrong ones, ones with NaN, and the problems."""
     wrong = nan = 0
     lines = []
     for number in range(first, end):
@@ -57,7 +57,7 @@ def run(
 
 
 def _shared(asked: argparse.Namespace) -> Iterator[str]:
-    """The lines of as many processes as there are workers, each with its share of the calls."""
+    """Yield the output lines of the worker processes, each with its share of the calls."""
     cuts = [asked.first + asked.calls * n // asked.workers for n in range(asked.workers + 1)]
     fault = ["--fault", asked.fault] if asked.fault else []
     processes = [

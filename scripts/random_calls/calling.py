@@ -48,7 +48,7 @@ def _options(case: Case, of: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def called(case: Case, of: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What headloom gives, by name, with a batch dimension, on the CPU."""
+    """Return headloom's results by name, with a batch dimension, on the CPU."""
     of = {name: tensor.to(case.device) for name, tensor in of.items()}
     inputs = [of[name] if case.batched else of[name][0] for name in ("queries", "keys", "values")]
     options = _options(case, of)

@@ -175,7 +175,7 @@ def _check_graph(
 def _check_gradients(
     case: Case, fault: str | None, gave: dict[str, Tensor], tensors: dict[str, Tensor]
 ) -> Iterator[str]:
-    """The gradient of a random sum of all results, where the scores are well conditioned."""
+    """Yield the gradient of a random sum of all results, where the scores are well conditioned."""
     of = {name: tensor.requires_grad_() for name, tensor in leaves(case).items()}
     right = answer(case, of)
     with torch.no_grad():
@@ -312,7 +312,7 @@ def _planted(
 
 
 def problems(case: Case, fault: str | None = None) -> list[str]:
-    """What is wrong with headloom's answer to a call: nothing, where all is well.
+    """Return the problems of headloom's answer to a call; empty: none.
 
     fault: one of FAULTS, planted in the call or in its answer.
     """

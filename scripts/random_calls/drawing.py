@@ -1,5 +1,4 @@
-"""Random legal attention calls: their inputs, and the options as headloom and as a formula take
-them.
+"""Random legal attention calls: inputs, and options for headloom and for the formula.
 
 Every mask is drawn twice from the same numbers: as a headloom mask and, cell by cell, as a bool
 array. What headloom is handed is rounded to the type of the call first; the formula takes the same
@@ -76,7 +75,7 @@ class Case:
 
 
 def rounded(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The array as its type holds it, in float64."""
+    """Return the array as its type holds it, in float64."""
     return torch.as_tensor(array).to(dtype).double().numpy()
 
 

@@ -38,9 +38,7 @@ def last_queries(case: Case) -> int:
 
 
 def columns(cells: Tensor, last: int) -> dict[str, Tensor]:
-    """Of (batch, heads, queries, keys): the sum, the largest and the last queries' sum of each key;
-    nothing where they are not asked for.
-    """
+    """Return the sum, the maximum and the last queries' sum of each key, where requested."""
     if not last:
         return {}
     queries = cells.shape[2]
@@ -123,7 +121,7 @@ def _bucket(distance: int, buckets: int, farthest: int, bidirectional: bool) -> 
 
 
 def _table_rows(case: Case, table: Tensor) -> Tensor:
-    """A relative table laid out: (heads or 1, queries, keys, depth)."""
+    """Return a relative table laid out: (heads or 1, queries, keys, depth)."""
     clip = (table.shape[-2] - 1) // 2
     index = torch.as_tensor(np.clip(_distances(case), -clip, clip) + clip)
     return (table if table.ndim == 3 else table[None])[:, index]
@@ -147,7 +145,7 @@ def _relative_bias(case: Case, of: dict[str, Tensor]) -> Tensor | float:
 
 
 def answer(case: Case, of: dict[str, Tensor]) -> Answer:
-    """The formula; differentiable with respect to `of`."""
+    """Return the formula; differentiable with respect to `of`."""
     heads = case.queries.shape[1]
     q = of["queries"]
     k, v = _by_head(of["keys"], heads), _by_head(of["values"], heads)

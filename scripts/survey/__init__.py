@@ -1,3 +1,1 @@
-"""The survey of families: small random models of Transformers, and what headloom catches of
-each.
-"""
+"""Survey of families: small random models of Transformers, and headloom's record of each."""

@@ -47,7 +47,7 @@ class _WrongError(Exception):
 
 
 def build(family: str, model_class: type[nn.Module], implementation: str | None) -> nn.Module:
-    """A small random model of a family, the same at each call."""
+    """Return a small random model of a family, the same at each call."""
     from transformers import CONFIG_MAPPING
 
     default: Any = CONFIG_MAPPING[family]()
@@ -84,7 +84,7 @@ def _stir(model: nn.Module) -> None:
 
 
 def run(model: nn.Module, inputs: dict[str, Tensor], **options: Any) -> Any:
-    """The model's output, what is random in it the same each time."""
+    """Return the model's output, what is random in it the same each time."""
     torch.manual_seed(3)
     with torch.no_grad():
         return model(**copy.deepcopy(inputs), **options)
@@ -96,7 +96,7 @@ def _plain_options(model: nn.Module) -> dict[str, Any]:
 
 
 def _asks_weights(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Any]:
-    """The option with which a model returns its weights, where it takes it."""
+    """Return the option with which a model returns its weights, where it takes it."""
     try:
         run(model, inputs, output_attentions=True, **_plain_options(model))
     except Exception:
@@ -173,7 +173,7 @@ def examine(family: str, model_class: type[nn.Module]) -> Found:
 
 
 def _first_input(inputs: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    """The first input of a batch of two alone; None: not every tensor has the batch in front."""
+    """Return the first input of a batch of two; None: some tensor has no batch in front."""
     if any(len(value) != 2 for value in inputs.values()):
         return None
     return {name: value[:1] for name, value in inputs.items()}

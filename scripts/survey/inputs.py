@@ -16,7 +16,7 @@ EXTRA: dict[str, Any] = {}
 
 
 def _value(config: Any, *names: str) -> Any:
-    """The first of some fields that a configuration, or one inside it, has."""
+    """Return the first of some fields that a configuration, or one inside it, has."""
     parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
     for name in names:
         for part in parts:
@@ -35,7 +35,7 @@ def _pair(value: Any, default: int) -> tuple[int, int]:
 
 
 def made_inputs(model: nn.Module, padded: bool = True) -> dict[str, Tensor]:
-    """A batch of two for a model; where it takes tokens and a mask, of different lengths.
+    """Return a batch of two for a model; where it takes tokens and a mask, of different lengths.
 
     A decoder's shorter text is padded on the left, another model's on the right.
     """

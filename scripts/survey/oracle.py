@@ -32,7 +32,7 @@ class Eager:
         self.calls.setdefault(path, []).append(weights.detach().float().clone())
 
     def of(self, path: str, heads: int) -> list[Tensor]:
-        """The weights of a module: of one that returns none, what its softmax gave."""
+        """Return the weights of a module: of one that returns none, what its softmax gave."""
         if path in self.calls:
             return self.calls[path]
         return [
@@ -75,7 +75,7 @@ class _Softmaxes(TorchFunctionMode):
 
 
 def flat(output: Any) -> Iterator[Any]:
-    """The values in tuples in tuples."""
+    """Yield the values in tuples in tuples."""
     for value in output if isinstance(output, (tuple, list)) else ():
         yield value
         yield from flat(value)
@@ -85,7 +85,7 @@ def acting(
     function: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     *args: Any, **options: Any,
 ) -> Tensor:  # fmt: skip
-    """The weights by which values enter the output: what the function makes of the identity.
+    """Return the weights by which values enter the output: what the function makes of the identity.
 
     Where sinks scale the output (Granite), the weights that it returns are others.
     """

@@ -25,7 +25,7 @@ configuration against what they were. See [tracing.md](tracing.md).
 
 
 def page(results: Sequence[dict[str, Any]], version: str, summary: str) -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     parts = [_HEAD.format(version=version, summary=summary)]
     for outcome, title in (("exact", "Exact"), ("dense", "Dense"), ("wrong", "Wrong")):
         chosen = [r for r in results if r["outcome"] == outcome]

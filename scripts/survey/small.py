@@ -115,7 +115,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 def small_number(name: str, value: int) -> int:
-    """The small number of a field; never a larger one than it has."""
+    """Return the small number of a field; never a larger one than it has."""
     for pattern, number in _COMPILED:
         if pattern.fullmatch(name):
             return min(value, number) if value > 0 else value
@@ -132,7 +132,7 @@ def _token_id(name: str, value: int, taken: dict[str, int]) -> int:
 
 
 def small_fields(config: Any, keep_widths: bool = False) -> dict[str, Any]:
-    """The arguments that make a small configuration of the kind of another.
+    """Return the arguments that make a small configuration of the kind of another.
 
     keep_widths: only layers, vocabularies and positions are made small; for families in whose
     widths many numbers must fit each other.
@@ -191,7 +191,7 @@ def _small(name: str, value: Any, keep_widths: bool, taken: dict[str, int]) -> A
 
 
 def _layer_lists(config: Any, fields: dict[str, Any]) -> None:
-    """Lists with an entry a layer: each kind of layer once, and as many layers as that makes."""
+    """Shorten lists with an entry for each layer to one of each kind, and set that many layers."""
     there = config.to_dict()
     layers = there.get("num_hidden_layers")
     if not isinstance(layers, int) or layers < 1:

@@ -56,7 +56,7 @@ def is_free(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Reports:
-    """A file of reports, one JSON object per line; `what` names it in errors."""
+    """File of reports, one JSON object per line; `what` names it in errors."""
 
     path: Path
     what: str

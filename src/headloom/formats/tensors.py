@@ -121,7 +121,7 @@ def _read(path: Path, what: str, *, whole: bool) -> tuple[dict[str, Tensor], Jso
 
 
 class TensorFile:
-    """A safetensors file written one tensor at a time.
+    """Safetensors file written one tensor at a time.
 
     The header comes first in the format. Space is reserved for it, in proportion to the bytes of
     the first layer; only if that is too small are the data copied behind a larger one.

@@ -72,7 +72,7 @@ class WithoutTokens(Stepper):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A sequence without start and end tokens, with its log-probability in nats.
+    """Sequence without start and end tokens, with its log-probability in nats.
 
     ended: whether the end token was generated and is part of the probability; else the sequence was
         cut at the maximal length.

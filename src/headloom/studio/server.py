@@ -1,4 +1,4 @@
-"""The studio's server: a collection behind a local address, for a browser on the same machine.
+"""Server of the studio: a collection at a local address, for a browser on the same machine.
 
 It serves only its collection and its own front end. It answers only to this machine's own host
 names, so that no web page can reach it by DNS rebinding. Each piece stays the same while the server

@@ -59,7 +59,7 @@ def load_transformers(folder: Path, settings: Settings) -> LanguageModel | Encod
 
 @dataclass(frozen=True)
 class StockModel:
-    """A model in the format of Transformers; output: the weight of its last map."""
+    """Model in the format of Transformers; output: the weight of its last map."""
 
     architecture: str
     settings: JsonObject

@@ -1,4 +1,4 @@
-"""The six steps of attention, computed on a short sentence, for learners.
+"""Six steps of attention, computed on a short sentence, for learners.
 
 matrices    embeddings and W_Q, W_K, W_V, W_O: given, or drawn from a seed
 worked      every number of attention and of its gradients, by the formulas
