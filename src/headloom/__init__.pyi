@@ -89,6 +89,7 @@ from .models.images import ConvolutionalClassifier as ConvolutionalClassifier
 from .models.images import VisionTransformer as VisionTransformer
 from .models.language_model import LanguageModel as LanguageModel
 from .models.transformer import Transformer as Transformer
+from .tracing.live import live as live
 from .training.config import RunConfig as RunConfig
 from .training.config import TrainingConfig as TrainingConfig
 from .training.progress import Callback as Callback

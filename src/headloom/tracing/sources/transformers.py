@@ -120,10 +120,11 @@ def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any]:
 
 
 Aside = Callable[[], AbstractContextManager[object]]
+Skips = Callable[[str], bool]
 
 
 def _function(
-    paths: dict[int, str], eager: bool, receive: Receive, excuse: Excuse, aside: Aside
+    paths: dict[int, str], eager: bool, receive: Receive, excuse: Excuse, aside: Aside, skips: Skips
 ) -> Callable[..., object]:
     """Return the attention function to register in place of eager or fused attention."""
     # Layers share masks, or views of one; keeping the mask keeps its memory address unique.
@@ -133,8 +134,9 @@ def _function(
 
     def attention_forward(module: nn.Module, *args: Any, **options: Any) -> object:
         output = None
-        with excused(excuse):
-            output = received(module, *args, **options)
+        if not skips(paths.get(id(module), "")):
+            with excused(excuse):
+                output = received(module, *args, **options)
         if output is None:
             with aside():
                 return _own_function(module, eager)(module, *args, **options)
@@ -289,6 +291,7 @@ def routed(
     receive: Receive,
     excuse: Excuse = never,
     aside: Aside = nullcontext,
+    skips: Skips = lambda path: False,
 ) -> Iterator[None]:
     """Send every attention call of a model to `receive`, which returns the output.
 
@@ -298,6 +301,7 @@ def routed(
             model's own attention computes it.
         excuse: whether the model's own attention runs if a call could not be read.
         aside: a block in which the model's own attention is not intercepted.
+        skips: whether to leave out the next call of a layer, by its path.
 
     The original settings are restored, however the block ends.
 
@@ -320,7 +324,7 @@ def routed(
 
     try:
         for eager, name in names.items():
-            attention.register(name, _function(paths, eager, receive, excuse, aside))
+            attention.register(name, _function(paths, eager, receive, excuse, aside, skips))
             # Without a mask function of the same name, Transformers silently makes no masks.
             masks.register(name, masking.eager_mask if eager else masking.sdpa_mask)
         for config, original in zip(configurations, before, strict=True):
