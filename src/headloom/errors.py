@@ -46,9 +46,9 @@ class Hints:
     if not TYPE_CHECKING:  # a checker would take every name for an attribute
 
         def __getattr__(self, name: str) -> object:
-            if name in self._elsewhere:
-                hint = self._elsewhere[name]
-                raise AttributeError(f"{type(self).__name__} has no {name}; use {hint}")
+            for owner in type(self).__mro__:
+                if hint := vars(owner).get("_elsewhere", {}).get(name):
+                    raise AttributeError(f"{type(self).__name__} has no {name}; use {hint}")
             # Python's own error, or that of the property which failed.
             return object.__getattribute__(self, name)
 

@@ -221,6 +221,7 @@ def test_minutes_end_a_training_and_its_schedule() -> None:
         ("lm", {"lr": 0.1}, "training", {"peak_learning_rate": 0.1}),
         ("lm", {"epochs": np.int64(3)}, "training", {"max_epochs": 3}),
         ("classify", {"time": "30s"}, "training", {"max_minutes": 0.5}),
+        ("classify", {"max_time": 90}, "training", {"max_minutes": 1.5}),
         ("lm", {"batch_size": 4, "block": 8}, "training", {"batch_tokens": 32}),
         ("lm", {"num_layers": 2, "d_model": 8}, "model", {"decoder_layers": 2, "width": 8}),
         ("seq2seq", {"layers": 2}, "model", {"decoder_layers": 2, "encoder_layers": 2}),
@@ -249,7 +250,8 @@ def test_keywords_find_their_section(
             {"steps": 1, "max_steps": 2},
             "max_steps means max_steps, which is given too|steps means max",
         ),
-        ({"zzz": 9}, "no such key; there are model.activation, "),
+        ({"zzz": 9}, "no such key; there are accumulate, activation, "),
+        ({"snapshot_every": 9}, "history_growth=1.5"),
     ],
 )
 def test_keywords_that_no_section_has(settings: JsonObject, message: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pandas
 import torch
@@ -88,6 +88,16 @@ class Comparison(Plotted):
     edges: pandas.DataFrame
     tokens: tuple[int, int]
     notes: tuple[str, ...]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Take methods of tables, such as sort_values and head, from `heads`."""
+            import pandas
+
+            if name[0] != "_" and hasattr(pandas.DataFrame, name):
+                return getattr(self.heads, name)
+            return super().__getattr__(name)
 
     @property
     def most(self) -> float:

@@ -23,7 +23,7 @@ from headloom.api.questions import (
     tell_unknown,
 )
 from headloom.api.trace import Trace
-from headloom.errors import InputError, no_keyword
+from headloom.errors import Hints, InputError, no_keyword
 from headloom.formats.images import open_image
 from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
@@ -48,7 +48,7 @@ _NOT_OF_GENERATE = {
 _OF_GENERATE = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 
 
-class Model(Questions):
+class Model(Hints, Questions):
     """A network and its tokenizer: `headloom.load` gives one.
 
     This class traces any `torch.nn.Module`; runs (`Run`) and models of Transformers also read texts
@@ -56,6 +56,11 @@ class Model(Questions):
 
     name: of the run, folder, file or model, or of the module's class.
     """
+
+    _elsewhere = dict.fromkeys(
+        ("save_pretrained", "push_to_hub"),
+        "the same of .module; the folder of a run is whole, and headloom.load opens it anywhere",
+    )
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {type(self.module).__name__})"

@@ -60,6 +60,7 @@ class Trace(Drawn, Hints, TraceData):
         **dict.fromkeys(("attention", "matrix"), "weights(layer, head)"),
         **dict.fromkeys(("to_frame", "to_dataframe", "df"), "to_pandas(), or trace[layer, head]"),
         **dict.fromkeys(("show", "draw", "heatmap"), "plot() or view()"),
+        "compare": "headloom.compare(trace, other)",
     }
 
     def __getitem__(self, place: Any) -> Any:

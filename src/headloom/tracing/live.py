@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -201,7 +201,7 @@ def live(
     Raises: InputError: a head that the model lacks, when its layer runs; a model that is traced or
         watched at the same time. A warning names heads whose layer did not run.
     """
-    chosen = [tuple(address) for address in heads]
+    chosen = [tuple(each) if isinstance(each, Sequence) else (each,) for each in heads]
     for address in chosen:
         if len(address) not in (2, 3) or not isinstance(address[-1], int) or address[-1] < 0:
             raise InputError(f"live: heads has {address!r}; expected (layer, head), as (9, 2).")

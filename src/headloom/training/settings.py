@@ -25,7 +25,7 @@ _ALIASES = {
     "run": "output_dir out_dir save_dir",
     "max_steps": "steps num_steps n_steps iterations",
     "max_epochs": "epochs num_epochs n_epochs num_train_epochs",
-    "max_minutes": "minutes time max_time",
+    "max_minutes": "minutes time max_time seconds max_seconds",
     "peak_learning_rate": "lr learning_rate",
     "warmup": "warmup_steps",
     "optimiser": "optimizer",
@@ -38,7 +38,11 @@ _ALIASES = {
     "feed_forward": "d_ff dim_feedforward",
     "vocabulary": "vocab_size",
     "valid": "eval_data eval_dataset valid_data validation_data val_data",
-    "test": "test_data",
+    "test": "test_data test_dataset",
+    "text": "text_column text_col",
+    "label": "label_column label_col",
+    "source": "source_column",
+    "target": "target_column",
 }
 _NAMES = {other: name for name, others in _ALIASES.items() for other in others.split()}
 
@@ -72,7 +76,9 @@ def canonical_names(settings: JsonMapping) -> JsonObject:
         if key in result:
             raise InputError(f"train: {name} means {key}, which is given too. Leave one out.")
         item = getattr(value, "item", None)  # of NumPy
-        result[key] = item() if item is not None else value
+        result[key] = value = item() if item is not None else value
+        if key == "max_minutes" and "minutes" not in name and isinstance(value, int | float):
+            result[key] = value / 60  # a time without a unit is in seconds
     time = result.get("max_minutes")
     if isinstance(time, str) and (match := re.fullmatch(r"([\d.]+) ?(s|m|h)[a-z]*", time)):
         result["max_minutes"] = float(match[1]) * {"s": 1 / 60, "m": 1, "h": 60}[match[2]]
@@ -123,7 +129,10 @@ def _misplaced(
     else:
         keys = {key: f"{section}.{key}" for section, names in known.items() for key in names}
         words = {**{other: keys.get(key, key) for other, key in _NAMES.items()}, **keys}
-        hint = f"no such key; there are {', '.join(sorted(keys.values()))}."
+        hint = f"no such key; there are {', '.join(sorted(keys))}."
+        if re.search("snap|histor", name):
+            hint = "no such key; a run keeps snapshots at steps that grow by history_growth=1.5."
+            return InputError(f"train: {name}: {hint}")
         if near := difflib.get_close_matches(name, list(words), 1, 0.6):
             hint = f"no such key; did you mean {near[0]} ({words[near[0]]})?"
     return InputError(f"train: {name}: {hint}")
