@@ -15,23 +15,22 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 import griffe
-from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.main import get_command
 
 import headloom
+from headloom.cli.advice import EXAMPLES
 from headloom.cli.commands import VERBS, app
 
 ROOT = Path(__file__).parents[1]
 #: A link of a Markdown page: text, then an address, of which a part behind # stays.
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 #: A link whose text is the name of a page's file: right in a folder of files, odd on a site.
-NAMED = re.compile(r"\[[\w./]+\.md\](\(([^)\s#]+\.md)(?:#([^)\s]*))?\))")
+NAMED = re.compile(r"\[(?:[\w./]+/)?(\w+)\.md\](?=\()")
 #: A name of the face on a page of the reference.
 REFERENCE = re.compile(r"^::: headloom\.(\w+)$", re.MULTILINE)
-HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 #: A dialog without a name, as the theme has it.
 SEARCH = '<div class="md-search" data-md-component="search" role="dialog"'
 #: A script that pages which are opened from a disk need for their search, and where it is here.
@@ -42,7 +41,7 @@ SHOWN_AS = ".txt"
 LINK_TO_SOURCE = re.compile(r"(<a [^>]*href=\"(?!\w+:)[^\"#]*)\.md(?=[\"#])")
 
 #: Signs of a help text that Markdown would take for its own.
-HTML = re.compile(r"[|<*_\[\]]")
+SIGNS = re.compile(r"[|<*_\[\]]")
 #: A picture of a Markdown page, which may be too large for it.
 PICTURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
 
@@ -98,16 +97,6 @@ def _outside(page: Path, address: str) -> Path | None:
     return None
 
 
-def _title(page: Path, address: str, anchor: str | None) -> str | None:
-    """Return the heading that a link of a page leads to; None: it leads to no page of docs."""
-    target = (page.parent / address).resolve()
-    if not target.is_relative_to(ROOT / "docs") or not target.is_file():
-        return None
-    headings = HEADING.findall(target.read_text("utf-8"))
-    wanted = (heading for heading in headings if anchor in (None, slugify(heading, "-")))
-    return next(wanted, None)
-
-
 def _address(path: Path) -> str:
     name = str(path) if (ROOT / path).is_file() else f"{path}/index"
     return f"source/{name}{SHOWN_AS}"
@@ -115,12 +104,9 @@ def _address(path: Path) -> str:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files outside of docs that pages link to."""
-    wanted: set[Path] = set()
-    for page in Path(config.docs_dir).rglob("*.md"):
-        for _, address, _, _ in LINK.findall(page.read_text("utf-8")):
-            found = _outside(page, address)
-            if found is not None:
-                wanted.add(found)
+    pages = Path(config.docs_dir).rglob("*.md")
+    links = ((page, link[1]) for page in pages for link in LINK.findall(page.read_text("utf-8")))
+    wanted = {_outside(page, address) for page, address in links} - {None}
     packages = ROOT / "build" / "docs" / "node_modules"
     copied = {SHIM_HERE: packages / "iframe-worker" / "shim" / "index.js"}
     katex = packages / "katex" / "dist"
@@ -130,10 +116,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, name, abs_src_path=str(path)))
     for path in sorted(wanted):
         whole = ROOT / path
-        if whole.is_file():
-            content = whole.read_text("utf-8")
-        else:
-            content = "\n".join(sorted(str(file.name) for file in whole.iterdir())) + "\n"
+        names = "\n".join(sorted(file.name for file in whole.iterdir())) if whole.is_dir() else ""
+        content = names or whole.read_text("utf-8")
         files.append(File.generated(config, _address(path), content=content))
     return files
 
@@ -144,7 +128,8 @@ def commands() -> str:
     lines = []
     for name in (name for names in VERBS.values() for name in names):
         hints = get_type_hints(verbs[name].callback)
-        lines += [f"## {name}", "", HTML.sub(r"\\\g<0>", verbs[name].help), ""]
+        lines += [f"## {name}", "", SIGNS.sub(r"\\\g<0>", verbs[name].help), ""]
+        lines += ["```console", f"$ {EXAMPLES[name]}", "```", ""]
         lines += ["| | value | default | |", "|---|---|---|---|"]
         for parameter in verbs[name].params:
             names = [*parameter.opts, *parameter.secondary_opts]
@@ -152,9 +137,9 @@ def commands() -> str:
             value, named = value_of(hints[parameter.name]), "-" in names[0]
             cells = [
                 f"`{' / '.join(names) if named else parameter.metavar or names[0]}`",
-                HTML.sub(r"\\\g<0>", parameter.metavar or value) if named else value,
+                SIGNS.sub(r"\\\g<0>", parameter.metavar or value) if named else value,
                 "required" if parameter.required else default,
-                HTML.sub(r"\\\g<0>", parameter.help or ""),
+                SIGNS.sub(r"\\\g<0>", parameter.help or ""),
             ]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
@@ -177,26 +162,18 @@ def source_of(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Resolve links to files outside of docs, to titles of pages, and to names of the reference."""
+    """Resolve links to files outside of docs, and names of the reference; write the commands."""
     here = Path(config.docs_dir) / page.file.src_path
     up = "../" * (len(Path(page.file.src_path).parts) - 1)
 
     def led(match: re.Match[str]) -> str:
-        before, address, _, after = match.groups()
-        found = _outside(here, address)
-        if found is None:
-            return match[0]
-        return f"{before}{up}{quote(_address(found))}{after}"
-
-    def named(match: re.Match[str]) -> str:
-        target, address, anchor = match.groups()
-        title = _title(here, address, anchor)
-        return match[0] if title is None else f"[{title}]{target}"
+        found = _outside(here, match[2])
+        return f"{match[1]}{up}{quote(_address(found))}{match[4]}" if found else match[0]
 
     if page.file.src_path == "reference/commands.md":
         markdown += commands()
     markdown = REFERENCE.sub(lambda match: f"::: {source_of(match[1])}", markdown)
-    return LINK.sub(led, NAMED.sub(named, markdown))
+    return LINK.sub(led, NAMED.sub(r"[\1]", markdown))
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
