@@ -1,6 +1,6 @@
 """headloom: the attention weight matrix - train it, trace it, see it.
 
-The face of the library:
+The public interface:
 
     out = headloom.attention(q, k, v, is_causal=True)
     out, graph = headloom.attend(q, k, v, is_causal=True, keep=32)
@@ -8,9 +8,8 @@ The face of the library:
     trace = headloom.trace(model, inputs, tokenizer=tokenizer, keep=32)
     trace.save("run.loom")
 
-Its names stand in `__init__.pyi`, and each loads its module when it is first used: torch takes a
-second, which `headloom --help` need not wait for, and in which the command line already answers
-Ctrl-C.
+Its names are in `__init__.pyi`; each loads its module on first use, so that `headloom --help` does
+not wait a second for torch, and Ctrl-C works while torch loads.
 """
 
 import lazy_loader

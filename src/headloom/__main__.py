@@ -1,4 +1,4 @@
-"""The command ``headloom``, and ``python -m headloom``: Ctrl-C ends it with 130, early and late."""
+"""Entry point of ``headloom`` and ``python -m headloom``; Ctrl-C ends it with exit code 130."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-#: How often, on Linux, a thread of torch's looks whether there is work for it before it sleeps. As
-#: libgomp has it, it looks for milliseconds: on a busy machine on the very core that the thread it
-#: waits for could have. Much less than this, and a quiet machine is slower:
-#: docs/what_did_not_help.md, Training.
-_LOOKS = "2000"
+#: Spins of an idle torch thread on Linux before it sleeps. libgomp's default is milliseconds, which
+#: on a busy machine blocks the core of the thread it waits for. Much less than this slows an idle
+#: machine: docs/what_did_not_help.md, Training.
+_SPINS = "2000"
 
-_STOPPED = 130  # what a shell says of a program that was ended by Ctrl-C
+_STOPPED = 130  # exit code of a program stopped by Ctrl-C
 
 
 def _stop_now(number: int, frame: FrameType | None) -> NoReturn:
-    """End at once."""
+    """Exit immediately."""
     os.write(2, b"headloom: stopped.\n")
     os._exit(_STOPPED)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise, so that a verb can end well; while a module is imported, end at once.
+    """Raise KeyboardInterrupt; during an import, exit immediately.
 
-    A module whose import is interrupted may swallow the exception and stay half made: NumPy's then
-    calls itself without end.
+    An interrupted import may swallow the exception and leave a broken module: NumPy then recurses
+    without end.
     """
     caller = frame
     while caller is not None:
@@ -39,21 +38,20 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _sleep_soon() -> None:
-    """Let threads that wait sleep soon, unless the environment says how they wait; before torch."""
+    """Let waiting OpenMP threads sleep soon, unless the environment is set; before torch."""
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _LOOKS)
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C is answered in one line, also while modules are loaded."""
+    """Run the command line; Ctrl-C prints one line, also during imports."""
     _sleep_soon()
     code: object = "not known"
 
     def end() -> None:
-        # What Python does after this could still go wrong. A thread of the studio that is in a
-        # native kernel would abort the process when Python takes it down; and where Ctrl-C struck
-        # inside an exec(), as dataclasses use it, Python would end itself by the signal, although
-        # it was answered.
+        # Python's own shutdown could fail: a studio thread in a native kernel would abort the
+        # process; and after Ctrl-C inside an exec(), as in dataclasses, Python would kill itself by
+        # the signal although it was handled.
         if isinstance(code, int):
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
@@ -61,10 +59,10 @@ def main() -> None:
             os._exit(code)
 
     atexit.register(end)  # the first to be registered is the last to be called
-    # A shell starts jobs in the background with Ctrl-C ignored: that stays.
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # A shell starts background jobs with Ctrl-C ignored: keep that.
+    handles = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        if heard:
+        if handles:
             signal.signal(signal.SIGINT, _stop)
         from headloom.cli import main as run
 
@@ -78,7 +76,7 @@ def main() -> None:
         code = 0 if ending.code is None else ending.code
         raise
     finally:
-        if heard:
+        if handles:
             signal.signal(signal.SIGINT, _stop_now)
 
 

@@ -1,6 +1,4 @@
-"""The errors headloom raises on purpose: each names the input, what was expected, and the
-remedy.
-"""
+"""Exceptions of headloom: each names the input, the expected value, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,16 +7,16 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
-#: What torch's allocators, other libraries of C++ and drivers say; none has a type of its own.
+#: Messages of torch's allocators, C++ libraries and drivers, which raise no specific type.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc")
 
 
 class HeadloomError(Exception):
-    """Something the caller can mend. The command line prints it as one line, exit code 2."""
+    """Error that the caller can fix. The command line prints one line, exit code 2."""
 
 
 class InputError(HeadloomError, ValueError):
-    """An argument, option or configuration value that cannot be used."""
+    """Argument, option or configuration value that cannot be used."""
 
 
 class ShapeError(InputError):
@@ -26,46 +24,46 @@ class ShapeError(InputError):
 
 
 class BackendError(InputError):
-    """A backend asked for by name that cannot serve the request. There is no silent fallback."""
+    """Backend, requested by name, that cannot serve the request. No silent fallback."""
 
 
 class DataError(HeadloomError, OSError):
-    """A file or folder that is missing, damaged, half-written or of another format."""
+    """File or folder that is missing, damaged, incomplete or of another format."""
 
 
 class VerificationError(HeadloomError, RuntimeError):
-    """A model that computes something else while it is traced than it does without."""
+    """Model whose output changes while it is traced."""
 
 
 class Hints:
-    """Mixin of classes that know what other libraries call what they have."""
+    """Mixin that suggests headloom's name for the name of another library."""
 
-    #: Names of other libraries, and what to write here.
+    #: Names of other libraries, and the names to use here.
     _elsewhere: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # a checker would take every name for an attribute
+    if not TYPE_CHECKING:  # else a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> object:
             for owner in type(self).__mro__:
                 if hint := vars(owner).get("_elsewhere", {}).get(name):
                     raise AttributeError(f"{type(self).__name__} has no {name}; use {hint}")
-            # Python's own error, or that of the property which failed.
+            # Python's own error, or that of a failing property.
             return object.__getattribute__(self, name)
 
 
 def no_keyword(
     operation: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]
 ) -> TypeError:
-    """The error of a keyword that a function does not take, which names the one to take.
+    """Return the error of an unknown keyword, which suggests the correct one.
 
-    known: its keywords; elsewhere: what other libraries have, and what to write here.
+    known: its keywords; elsewhere: names of other libraries, and the names to use here.
     """
     near = elsewhere.get(name) or "".join(f"{key}=" for key in get_close_matches(name, known, 1))
     return TypeError(f"{operation}() takes no {name}=; use {near or ', '.join(known)}")
 
 
 def installing(extra: str) -> str:
-    """The command that installs an extra of headloom, from the clone: headloom is not on PyPI yet.
+    """Return the command that installs an extra, from the clone: headloom is not on PyPI yet.
 
     >>> installing("hf")
     'pip install ".[hf]" in the clone of headloom'
@@ -75,11 +73,11 @@ def installing(extra: str) -> str:
 
 @contextmanager
 def optional_package(asker: str, remedy: str = installing("exchange")) -> Iterator[None]:
-    """Raise an InputError where an import inside the block fails: it names the package.
+    """Raise an InputError with the package's name where an import inside the block fails.
 
     Args:
-        asker: what needs the package, as the error begins.
-        remedy: what installs it.
+        asker: name of the operation, the start of the error.
+        remedy: installation command.
     """
     try:
         yield
@@ -88,7 +86,7 @@ def optional_package(asker: str, remedy: str = installing("exchange")) -> Iterat
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory.
+    """Return whether an error means that memory ran out.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory."))
     (True, True)

@@ -1,3 +1,3 @@
-"""The version of headloom: a leaf that every floor may import."""
+"""Version of headloom."""
 
 __version__ = "0.1.0"

@@ -211,7 +211,7 @@ def test_two_models_are_compared_on_a_text_and_two_paths_as_their_traces(traces,
     assert not same.changed and same.tokens == (0, 4)
     for wrong, line in (
         (("minilm", "minilm"), "no such trace|not a trace"),
-        ((minilm, minilm), r"give one that both read: headloom.compare\(a, b, text\)"),
+        ((minilm, minilm), r"give a text that both read: headloom.compare\(a, b, text\)"),
         ((before, after, "text"), "traces have texts of their own"),
     ):
         with pytest.raises(headloom.HeadloomError, match=line):

@@ -84,7 +84,7 @@ def test_models_of_hugging_face(headloom_main: Command, tmp_path: Path, kind: st
         assert logit.json()["measure"] == "logit of 'b'"
         small_model("BertModel", tmp_path)
         estimated = headloom_main("ablate", tmp_path, "--text", "a b c", "--estimate")
-        assert "predicts nothing, and the change of the output" in estimated.one_line()
+        assert "makes no predictions, and the change of the output" in estimated.one_line()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,10 @@ def test_models_of_hugging_face(headloom_main: Command, tmp_path: Path, kind: st
     [
         (("--against", "a"), "needs logit"),
         (("--patch", "a"), "patch and at need text"),
-        (("--text", "abc", "--patch", "abd", "--replacement", "mean", "--logit", "a"), "both say"),
+        (
+            ("--text", "abc", "--patch", "abd", "--replacement", "mean", "--logit", "a"),
+            "both replace",
+        ),
         (("--text", "abc", "--at", "4"), "no position 4; the input has positions 0 to 1"),
         (("--layer", "9"), "the model has layers 0 to 0"),
         (("--text", "abc", "--patch", "ab", "--logit", "a"), "the same number of tokens"),

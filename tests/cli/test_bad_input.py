@@ -42,7 +42,7 @@ def train(headloom_main: Command, data: Path, tmp_path: Path) -> Command:
     [
         ("language", "task.file=no.txt", ["no.txt: no such text", "Check the path"]),
         ("translation", "task.valid=['no.tsv']", ["no.tsv: no such text"]),
-        ("translation", 'task.train=["train.en", "short"]', ["24 lines", "short 1", "Pair them"]),
+        ("translation", 'task.train=["train.en", "short"]', ["24 lines", "short 1", "Align them"]),
         ("translation", 'task.train=["empty", "empty"]', ["no pairs"]),
         ("dates", "training.sede=3", ["'training.sede'", "did you mean 'seed'?"]),
         ("dates", "model.width=17", ["width 17", "Choose a multiple"]),

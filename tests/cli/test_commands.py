@@ -352,7 +352,7 @@ def test_a_bar_commands_the_terminal_and_lines_go_above_it(
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (RecursionError(), "the input is nested too deeply to be read. Give a flatter one."),
+        (RecursionError(), "the input is nested too deeply. Give a flatter one."),
         (FileNotFoundError(2, "No such file", "x"), "x: no such file. Check the path"),
         (OverflowError("Python int too large"), "a number is too large"),
         (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "no"), "a\udcff: not UTF-8 text."),

@@ -121,5 +121,5 @@ def test_without_kernels_torch_serves_and_it_is_said_once(without_kernels: dict[
     before, _ = done.stderr.split("told\n")
     assert before.count("torch computes attention, slower. See `headloom doctor`") == 1
     found = json.loads(last)["findings"]
-    assert found["attention"]["kernels"] == "none: torch computes everything, slower"
+    assert found["attention"]["kernels"] == "none: torch computes everything, more slowly"
     assert set(found["self-check against float64"]) == {"torch"}

@@ -95,12 +95,12 @@ def test_its_history_and_its_heads(folder, headloom_main: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("trace", "--text", "x"), "RUN: this run reads no text. Give one that does."),
+        (("trace", "--text", "x"), "RUN: this run reads no text. Choose one that does."),
         (("trace", "--file", "small.png"), "the picture has 4 x 12 pixels; this run sees 8 x 12"),
         (("trace", "--file", "train.npz:80"), "train.npz:80: the file has images 0 to 79"),
         (("trace", "--file", "train.npz"), "a file of arrays. Name one of its images, as "),
         (("relevance", "--text", "x"), "RUN: this run reads no text"),
-        (("steps", "--model", "run"), "model: RUN reads images, and no text. Give a model that"),
+        (("steps", "--model", "run"), "model: RUN reads images only. Use a model that"),
         (("ablate", "--text", "x"), "RUN: this run reads no text"),
         (("ablate", "--logit", "x"), "logit needs text"),
     ],

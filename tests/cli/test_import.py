@@ -211,7 +211,7 @@ def test_what_no_file_says_must_be_said(headloom_main: Command, tmp_path: Path) 
     np.savez(tmp_path / "a.npz", q=Q, k=Q)
     (tmp_path / "model.pt").write_bytes(b"anything")
     for name, line in (
-        ("a.npz", "do not say who may look at whom. Give the mask: causal"),
+        ("a.npz", "need a mask. Give causal"),
         ("model.pt", "would run code that is in them"),
         ("no.npz", "no such file"),
     ):

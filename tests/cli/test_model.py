@@ -56,9 +56,9 @@ def test_a_run_opens_before_it_has_weights(tmp_path: Path) -> None:
     with headloom.monitor(model, tmp_path / "w", probe=torch.rand(1, 4, 8), every=1) as monitor:
         monitor.step(loss=1.0)
     run = headloom.open(tmp_path / "w")
-    assert "headloom.monitor watches" in repr(run) and len(run.history.steps)
+    assert "watched by headloom.monitor" in repr(run) and len(run.history.steps)
     for ask in (lambda: run.module, lambda: run.trace("a"), lambda: run.config):
-        with pytest.raises(headloom.InputError, match="monitor watched"):
+        with pytest.raises(headloom.InputError, match="watched by headloom"):
             ask()
 
 

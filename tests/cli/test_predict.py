@@ -191,7 +191,7 @@ def test_a_folder_of_transformers_continues(
 @pytest.mark.parametrize(
     ("run", "options", "message"),
     [
-        ("dates", ("--n-best", 4, "--beam", 3), "n_best 4: a beam of 3 holds no more than 3"),
+        ("dates", ("--n-best", 4, "--beam", 3), "n_best 4: larger than the beam of 3"),
         ("dates", ("--length-penalty", 11), "Invalid value for '--length-penalty'"),
         ("dates", ("--file", "/no/such"), "/no/such: no such text file"),
         ("dates", ("--products", "int8"), "--products"),

@@ -78,7 +78,7 @@ def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "model: give the text that it reads"),
+        ({}, "model: text and target must"),
         ({"sentence": "two", "kind": "cross"}, "has no cross layer 0; its layers are: decoder 0."),
         ({"sentence": "two", "layer": 1}, "has no decoder layer 1; its layers are: decoder 0."),
         ({"sentence": "two", "head": 2}, "head 2: there are heads 0 to 1."),
@@ -125,9 +125,9 @@ def test_a_model_that_does_more_is_refused_in_one_line(
     small_model("LlamaForCausalLM", tmp_path)
     assert_one_line(
         headloom_main("steps", "a b c", "--model", tmp_path),
-        "headloom: steps: layer layers.0.self_attn does more than the six steps: it turns or "
-        "norms its queries and keys after the projection. headloom trace and headloom view show "
-        "its weights.",
+        "headloom: steps: layer layers.0.self_attn does more than the six steps: it rotates "
+        "or normalises its queries and keys after the projection. headloom trace and headloom view "
+        "show its weights.",
     )
 
 

@@ -125,13 +125,13 @@ def test_an_image_and_a_text(
         ("seer", "--file half.png", "damaged, or not readable"),
         ("seer", "--file noise.png --text a", "a vit reads no text: leave it out"),
         ("writer", "--file noise.png", "a gpt2 reads no images (pixel_values)"),
-        ("writer", "", "give what the model reads: a text"),
-        ("writer", "--text a --file text.txt", "give the text by --text or by --file, not by both"),
+        ("writer", "", "the input is missing. Give a text"),
+        ("writer", "--text a --file text.txt", "give the text by --text or by --file, not both"),
         ("writer", "--text a --target b", "target: a gpt2 reads one text and has no target"),
         ("writer", "--file text.txt", "30 tokens in input_ids; GPT2Model reads 16 at most"),
-        ("writer", "--text a --layers ,", "--layers names no layer"),
+        ("writer", "--text a --layers ,", "--layers is empty"),
         ("writer", "--text a --layers 9", "no layer 9; the model has layers 0 to 1"),
-        ("writer", "--file text.txt --window 17", "window 17: give one of 1 to 16: GPT2"),
+        ("writer", "--file text.txt --window 17", "window 17: expected 1 to 16, the limit of GPT2"),
         ("writer", "--file text.txt --window 8 --generate 2", "window splits one text"),
         ("writer", "--corpus text.txt --text a", "corpus has the texts"),
         ("dates", "--file noise.png", "(headloom predict), and sees no picture"),
@@ -170,9 +170,9 @@ def test_windows(headloom_main: Command, writer: Path, tmp_path: Path) -> None:
     assert [trace.model["window"]["number"] for trace in traces] == [0, 1, 2]
     # Given again, the same command finds all there; another one replaces nothing.
     assert headloom_main(*arguments, "--json").json()["there"] == 3
-    assert_one_line(headloom_main(*arguments, "--keep", 3), "were made with another option")
+    assert_one_line(headloom_main(*arguments, "--keep", 3), "were made with other options")
     other = ("trace", writer, "--text", text + " a", *arguments[4:])
-    assert_one_line(headloom_main(*other), "is not what it was when it was traced")
+    assert_one_line(headloom_main(*other), "has changed since it was traced")
     # Each is what the model does with its window alone.
     alone = tmp_path / "alone.loom"
     words = " ".join(text.split()[12:28])
@@ -195,7 +195,7 @@ def test_ctrl_c_says_what_is_left_of_a_trace(
     result = headloom_main("trace", writer, "--text", "a b", "-o", tmp_path / "none.loom")
     assert result.code == 130
     assert result.err.splitlines()[-1] == (
-        "headloom: stopped. What is traced is whole; with --corpus and --window the same command "
-        "goes on."
+        "headloom: stopped. Finished traces are kept; with --corpus or --window the same command "
+        "continues."
     )
     assert not (tmp_path / "none.loom").exists()

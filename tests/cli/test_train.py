@@ -142,7 +142,7 @@ def test_folders_of_runs_and_going_on(
     assert (same.path, same.outcome["train_seconds"]) == (first.path, seconds)  # at once
     other = headloom.train(PAIRS[1:], vocabulary=300, **TINY)
     assert other.path == Path("runs/translation-2")
-    with pytest.raises(InputError, match="this run learned from other data"):
+    with pytest.raises(InputError, match="this run was trained on other data"):
         headloom.train(PAIRS[1:], run=first.path, vocabulary=300, **TINY)
     assert headloom.train(first.path, max_steps=8).outcome["steps"] == 8
     Path("elsewhere").mkdir()
@@ -190,7 +190,7 @@ def test_callbacks_hear_what_is_written() -> None:
     assert reports == run.metrics.to_dict("records") and len(reports) == 3
     with pytest.raises(InputError, match=r"expected a function of a report .* headloom\.Callback"):
         headloom.train(tiny(), run="b", callbacks=[Heard])
-    with pytest.raises(InputError, match="callbacks are called in one process"):
+    with pytest.raises(InputError, match="callbacks need a single process"):
         headloom.train(tiny(), run="b", callbacks=[heard], processes=2)
 
 

@@ -1,4 +1,4 @@
-"""A model in the studio, which reads what somebody types."""
+"""Studio with a model that traces typed text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headloom.studio.page import collect
 from headloom.studio.runs import open_collection
 from headloom.tracing.options import TraceOptions
 
-#: What a model reads first.
+#: First text of a model.
 TEXT = "The animal didn't cross the street because it was too tired."
 
 
 class Reader:
-    """A model as a function from a text to its trace in memory; `Asking` calls it one at a time."""
+    """Model as a function from a text to its trace; `Asking` serialises the calls."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -35,12 +35,12 @@ class Reader:
         if unknown := self.model._unknown_parts(text):
             parts = ", ".join(repr(part) for part in unknown[:5])
             raise InputError(
-                f"{self.model.name} does not know {parts}. Type what it was trained on."
+                f"{self.model.name}: {parts} not in its vocabulary. Use what it was trained on."
             )
         inputs, tokenizer = self.model._inputs(text), self.model.tokenizer
         written = None
         if not isinstance(inputs, str) and "target" in inputs and tokenizer is not None:
-            # What a translator of headloom wrote, and then read.
+            # The translation that a headloom translator has generated.
             written = {"wrote": tokenizer.decode(inputs["target"][0].tolist()[1:])}
         made = self.model._traced(
             inputs, TraceOptions(tokenizer, verify=False), description=written
@@ -49,13 +49,11 @@ class Reader:
         return made
 
     def through(self, text: str, layer: str) -> LayerNumbers:
-        """What a layer, by its path, read and made on a text, on which the model runs once."""
+        """Return a layer's inputs and outputs on a text; the model runs once per text."""
         if self._calls is None or self._calls[0] != text:
             self._calls = text, layer_calls(self.model, self.model._inputs(text))
         if (call := self._calls[1].get(layer)) is None:
-            raise InputError(
-                f"layer {layer}: its learned matrices, or what enters it, could not be told."
-            )
+            raise InputError(f"layer {layer}: its learned matrices or its input were not found.")
         heads, W_O = call.call, call.matrices.W_O
         before, bias, turned = projected(call.X[0], call.matrices.W_Q, heads.queries[0])
         return LayerNumbers(
@@ -68,14 +66,16 @@ class Reader:
 
 
 def studio_of(model: Model, text: str | None = None) -> Collection:
-    """Return what there is to see of a run, or of a model that reads `text` first."""
+    """Return the studio's collection of a run, or of a model that reads `text` first."""
     reader = Reader(model)
     if isinstance(model, RunModel):
         if text is not None:
-            raise InputError(f"text: {model.name} is a run, which shows its own. Leave it out.")
+            raise InputError(
+                f"text: {model.name} is a run, which has texts of its own. Leave text out."
+            )
         collection, title = open_collection(model.path), model.path.resolve().name
         run = RunFolder.open(model.path)
-        # Others see images or graphs, have no weights yet, or are of a watched training.
+        # Other runs read images or graphs, have no weights yet, or are of a watched training.
         if not run.vocabulary.exists() or not run.best.exists():
             return collection
     else:

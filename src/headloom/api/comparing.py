@@ -1,4 +1,4 @@
-"""`headloom.compare`: two traces side by side, or two models on a text."""
+"""`headloom.compare`: compare two traces, or two models on a text."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ def compare(
         d_i = 1/2 sum_j |p_ij - q_ij|
 
     Args:
-        first, second: traces with layers of the same kinds, heads and numbers of tokens, or their
-            paths; with a text two models, as `headloom.load` takes them, which are traced on it.
-            Layers go by kind and index; those that only one trace has are left out.
-        text: what both models read.
+        first: a trace or its path; with a text, a model as `headloom.load` takes it.
+        second: likewise, with the same number of heads and tokens. Layers are paired by kind and
+            index; those of one trace alone are left out.
+        text: input of both models.
         exact: True: from all weights; False: from the kept edges; None: from all where a trace has
             queries and keys.
-        edges: how many edges are wanted.
+        edges: number of edges to return.
 
     Returns: a Comparison: its `heads` and `edges` are DataFrames, `to_pandas()` gives the heads.
 
-    Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
-    asked for; models without a text.
+    Raises: InputError: no common layer; exact weights that a trace lacks; models without a text.
 
     >>> import headloom, torch
     >>> before, after = (torch.tensor([[[1, 0], [p, 1 - p]]]) for p in (0.5, 0.25))
@@ -44,16 +43,16 @@ def compare(
     0.125
     """
     if text is None:
-        for each in (first, second):
-            of_run = isinstance(each, str | Path) and is_run(each)
-            if of_run or (hasattr(each, "trace") and not isinstance(each, TraceData)):
+        for item in (first, second):
+            is_path_of_run = isinstance(item, str | Path) and is_run(item)
+            if is_path_of_run or (hasattr(item, "trace") and not isinstance(item, TraceData)):
                 raise InputError(
-                    f"compare: {each} has no text to be compared on; give one that "
-                    "both read: headloom.compare(a, b, text)."
+                    f"compare: {item} is a model; give a text that both read: "
+                    "headloom.compare(a, b, text)."
                 )
         both = first, second
     elif isinstance(first, TraceData) or isinstance(second, TraceData):
-        raise InputError("compare: traces have texts of their own. Leave out the text.")
+        raise InputError("compare: traces have texts of their own. Leave text out.")
     else:
         both = trace_of("compare", trace(first, text)), trace_of("compare", trace(second, text))
     return compare_traces(*both, exact=exact, edges=edges)

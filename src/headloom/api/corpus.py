@@ -1,9 +1,9 @@
-"""`headloom.trace_corpus`: a trace of each of many texts, or of each window of a long one.
+"""`headloom.trace_corpus`: trace many texts, or the windows of a long one.
 
     FOLDER/corpus.json     the model, the options, and the SHA-256 of each text
     FOLDER/NAME.loom       the trace of each text
 
-A trace is there whole or not at all, so what is there is done.
+Traces are written atomically: existing ones are complete, and are skipped.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.tracing.options import TraceOptions, Verify
 
 _LIST, _FORMAT = "corpus.json", "headloom-corpus"
-_Told = Callable[[int, int], None]
-#: Texts, in a list or by their names; or where they are.
+_Progress = Callable[[int, int], None]
+#: Texts, in a list or by their names; or their path.
 Corpus: TypeAlias = Mapping[str, str] | Sequence[str] | Path | str
 
 
 @dataclass
 class CorpusTraces:
-    """Number of texts that were traced now, were there already, and failed, with the reasons.
+    """Counts of texts that were traced, existed already, and failed, with the reasons.
 
-    folder: where the traces are; `headloom.open` opens them all.
-    window: tokens of each part of one text; None: there are many texts.
-    empty: names of those without a character but spaces, which have no trace.
+    folder: of the traces; `headloom.open` opens them all.
+    window: tokens of each part of one text; None: many texts.
+    empty: names of blank texts, which have no trace.
     """
 
     folder: Path
@@ -56,29 +56,29 @@ class CorpusTraces:
 
     @property
     def problem(self) -> str | None:
-        """That some texts failed, in a sentence; None: none did."""
+        """Sentence about failed texts; None: none failed."""
         if not self.failed:
             return None
         every = self.traced + self.there + len(self.failed)
         return (
-            f"{len(self.failed)} of {every} texts could not be traced; the lines above say why. "
-            "The others are there."
+            f"{len(self.failed)} of {every} texts could not be traced; see the lines above. The "
+            "others are complete."
         )
 
     def __str__(self) -> str:
         texts = "texts" if self.window is None else f"windows of at most {self.window} tokens"
-        line = f"{self.traced} {texts} traced, {self.there} were there already."
+        line = f"{self.traced} {texts} traced, {self.there} existed already."
         if self.window is not None:
-            line += " No token looks from one window into another."
+            line += " No token attends to another window."
         if self.empty:
             more = f" and {len(self.empty) - 3} more" if len(self.empty) > 3 else ""
-            line += f" Empty, left out: {', '.join(self.empty[:3])}{more}."
+            line += f" Empty, skipped: {', '.join(self.empty[:3])}{more}."
         failed = [f"{name}: {reason}" for name, reason in self.failed.items()]
         return "\n".join([*failed, f"{line} Traces: {self.folder}"])
 
 
 def _read_corpus(corpus: Corpus) -> dict[str, str]:
-    """The texts of a corpus by their names: of line 7 000007, empty lines counted too."""
+    """Read the texts of a corpus by name: line 7 is 000007, empty lines counted too."""
     if isinstance(corpus, Mapping):
         return {str(name): text for name, text in corpus.items()}
     if not isinstance(corpus, Path | str):
@@ -110,28 +110,30 @@ def trace_corpus(
     layers: Sequence[int | str] | None = None,
     workers: int | str = "1",
     verify: Verify = None,
-    progress: _Told = lambda done, total: None,
+    progress: _Progress = lambda done, total: None,
 ) -> CorpusTraces:
-    """Trace every text of a corpus, or every window of a long text, that has no trace yet.
+    """Trace every text of a corpus, or every window of a long text; existing traces are skipped.
 
-    A text that cannot be traced is counted, and the others are traced. The same call goes on where
-    an earlier one stopped.
+    Texts that fail are counted, and the others traced. The same call resumes an interrupted one.
 
     Args:
         model: a run, or a model of Hugging Face; or its folder or name.
         corpus: texts, in a list or by names; a file with one on each line; a folder of .txt files.
         output: the folder for the traces.
-        text: in place of a corpus, one that is split into windows that share a quarter.
-        window: tokens of each, special ones included.
-        generate, keep, layers, verify: as of `headloom.trace`.
-        workers: processes of this machine, each of which opens the model by its name; or the
-            address of a Ray cluster, HOST:PORT of its head; "auto", or "local".
-        progress: told how many texts of how many are done.
+        text: instead of a corpus, one text, split into windows that overlap by a quarter.
+        window: tokens of each window, special ones included.
+        generate: as in `headloom.trace`.
+        keep: likewise.
+        layers: likewise.
+        verify: likewise.
+        workers: processes of this machine, each with its own model; or the address of a Ray
+            cluster: HOST:PORT of its head, "auto" or "local".
+        progress: called with the texts done and their total.
 
-    Returns: how many were traced; ``headloom.open(output)`` opens the traces.
+    Returns: the counts; ``headloom.open(output)`` opens the traces.
 
-    Raises: InputError: a translator's windows, or a window that does not fit; DataError: the folder
-    holds another corpus; workers were killed.
+    Raises: InputError: windows of a translator, or a window size that does not fit; DataError: the
+    folder holds another corpus; workers were killed.
     """
     opened = model if isinstance(model, Model) else None
     name = opened.name if opened else str(model)
@@ -140,21 +142,19 @@ def trace_corpus(
     several: Mapping[str, str | None]
     if corpus is not None:
         if text is not None or window is not None:
-            raise InputError("corpus has the texts: leave out text and window beside it.")
+            raise InputError("corpus has the texts: leave text and window out.")
         several = _read_corpus(corpus)
-        if not any(each and each.strip() for each in several.values()):
-            raise DataError(f"{corpus}: no text in it; expected texts, one a line, or .txt files.")
+        if not any(item and item.strip() for item in several.values()):
+            raise DataError(f"{corpus}: no text; expected texts, one a line, or .txt files.")
         work = TracingWork(name, folder, options, generate)
     elif text is None or window is None or generate is not None:
-        raise InputError(
-            "window splits one text: give both, or a corpus; leave out generate beside a window."
-        )
+        raise InputError("window splits one text: give both, or a corpus; without generate.")
     else:
         check_text(text)
         parts = (opened or open_model(name))._windows(text, window)
         several = dict.fromkeys(f"{n:06d}" for n in range(len(parts)))
         work = TracingWork(name, folder, options, None, window, text)
-    full = {title: each or "" for title, each in several.items() if each is None or each.strip()}
+    full = {title: item or "" for title, item in several.items() if item is None or item.strip()}
     done = _trace_all(work, full, str(workers), progress, opened)
     done.empty = tuple(title for title in several if title not in full)
     return done
@@ -162,7 +162,7 @@ def trace_corpus(
 
 @dataclass(frozen=True)
 class TracingWork:
-    """What a process needs to trace texts, or windows of a whole one, by a model of this name."""
+    """Work of a process that traces texts, or windows of a text, by a model of this name."""
 
     name: str
     folder: Path
@@ -172,7 +172,7 @@ class TracingWork:
     whole: str = ""
 
     def start(self, model: Model | None = None) -> Callable[[tuple[str, str]], str | None]:
-        """A function that traces a text by its name; it returns why it could not, or None."""
+        """Return a function that traces a text by name, and returns an error message or None."""
         if model is None:
             model = open_model(self.name)
         parts = [] if self.window is None else model._windows(self.whole, self.window)
@@ -189,8 +189,8 @@ class TracingWork:
                 )
                 options = replace(asked, tokenizer=model.tokenizer, save=path)
                 if not verified:
-                    # Once; which text that is depends on the traces that are there already, so
-                    # every trace says the same of it.
+                    # Once; the text used depends on the existing traces, so that every trace gets
+                    # the same note.
                     model._verify(inputs, options, generates=generates)
                     verified = True
                 known = None if asked.verify is False else ON_ANOTHER_TEXT
@@ -202,14 +202,14 @@ class TracingWork:
             except InputError as error:
                 return str(error)
             except DataError:
-                # A worker of an earlier call that was killed may have ended it meanwhile.
+                # A worker of an earlier, killed call may have finished it meanwhile.
                 if not path.exists():
                     raise
             except HeadloomError:
                 raise  # of the model, not of this text
             except (MemoryError, RuntimeError) as error:
                 if is_out_of_memory(error):
-                    return "not enough memory. Give a smaller text, or use a larger machine."
+                    return "not enough memory. Use a shorter text or a larger machine."
                 return " ".join(f"{type(error).__name__}: {error}".split())
             return None
 
@@ -217,7 +217,11 @@ class TracingWork:
 
 
 def _trace_all(
-    work: TracingWork, texts: Mapping[str, str], workers: str, progress: _Told, model: Model | None
+    work: TracingWork,
+    texts: Mapping[str, str],
+    workers: str,
+    progress: _Progress,
+    model: Model | None,
 ) -> CorpusTraces:
     folder = work.folder
     with locked_folder(folder, "traces there"):
@@ -229,7 +233,7 @@ def _trace_all(
         progress(done.there, len(texts))
         if not missing:
             return done
-        # Also where workers open it, so that an error of the model is one line, not one of each.
+        # Opened here too, so that an error of the model is one line, not one per worker.
         model = model or load(work.name)
         write_json(folder / _LIST, content)
         for title, reason in results(work, missing, workers, model):
@@ -245,8 +249,8 @@ def _trace_all(
 
 
 def _listed(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonObject:
-    """The list of what is traced here; it fits the traces that are there."""
-    # Of the windows of a text, that of the whole text.
+    """Check the list of a corpus folder against its traces, and return the new list."""
+    # Windows have the digest of the whole text.
     digests = {
         title: hashlib.sha256((work.whole or text).encode()).hexdigest()
         for title, text in texts.items()
@@ -263,25 +267,23 @@ def _listed(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonOb
     remove_leftovers(folder)
     if not path.exists():
         if any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise DataError(
-                f"{folder}: not empty, and no corpus was traced here. Choose another folder."
-            )
+            raise DataError(f"{folder}: not empty, and not a folder of a corpus. Choose another.")
         return content
     before = read_json(path, "list of a corpus")
     known = before.get("texts") if isinstance(before, dict) else None
     if not isinstance(before, dict) or before.get("format") != _FORMAT or type(known) is not dict:
-        raise DataError(f"{path}: not a list that headloom wrote. Choose another folder.")
+        raise DataError(f"{path}: not written by headloom. Choose another folder.")
     if any(folder.glob("*.loom")):
         for name in ("model", "options"):
             if before.get(name) != content[name]:
                 raise DataError(
-                    f"{folder}: its traces were made with another {name.removesuffix('s')}. Give "
-                    "the same command again, or choose another folder."
+                    f"{folder}: its traces were made with other {name.removesuffix('s')}s. Repeat "
+                    "the same command, or choose another folder."
                 )
         for title, digest in digests.items():
             if known.get(title, digest) != digest and (folder / f"{title}.loom").exists():
                 raise DataError(
-                    f"{folder}: the text {title} is not what it was when it was traced. Choose "
-                    "another folder, or remove its trace and the list."
+                    f"{folder}: the text {title} has changed since it was traced. Choose another "
+                    "folder, or remove its trace and the list."
                 )
     return {**content, "texts": {**known, **digests}}

@@ -1,4 +1,4 @@
-"""The demo: trains a translator of dates from random matrices, traces it and draws its weights."""
+"""`headloom.demo`: train a translator of dates, trace it and draw its weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headloom.training.inference import TrainedRun, open_run
 from headloom.training.progress import ConsoleProgress
 from headloom.training.tasks.dates import written
 
-#: What the demo shows: dates of the demo's range in scripts and orders far apart.
+#: Dates that the demo shows, in different scripts and orders.
 SHOWN = (
     (datetime.date(2024, 3, 17), "de", "full"),
     (datetime.date(1999, 12, 31), "en", "short"),
@@ -31,12 +31,12 @@ SHOWN = (
     (datetime.date(1957, 10, 4), "th", "long"),
 )
 
-#: Which of them are traced for the page; the first is drawn.
+#: Indices of traced dates; the first is drawn.
 TRACED = (0, 1, 2, 4, 5)
 
 
 def demo_config(seed: int) -> RunConfig:
-    """The embedded configuration."""
+    """Load the built-in configuration of the demo."""
     with resources.as_file(resources.files("headloom.training") / "demo.toml") as path:
         return load_config(path, [f"training.seed={seed}"])
 
@@ -44,9 +44,9 @@ def demo_config(seed: int) -> RunConfig:
 def demo(run: str | Path = "runs/demo", seed: int = 1) -> JsonObject:
     """Train a translator of dates from random matrices, test it, trace it, and draw its weights.
 
-    What is done, and where each file is, is written on standard error, or in the notebook.
+    Progress and the paths of all files are printed on standard error, or in the notebook.
 
-    Args: run: the run's folder; gone on with if it is there; seed: of data, matrices and batches.
+    Args: run: the run's folder, resumed if it exists; seed: of data, matrices and batches.
     Returns: exact_match (share of held-out dates), train_seconds, steps, run, page, files.
     """
     progress = ConsoleProgress()
@@ -55,10 +55,10 @@ def demo(run: str | Path = "runs/demo", seed: int = 1) -> JsonObject:
     outcome = train(config, run=path).outcome
     trained = open_run(path)
 
-    console.print("\n[bold]2. Translate[/] dates it has never seen, one character at a time.")
+    console.print("\n[bold]2. Translate[/] unseen dates, one character at a time.")
     exact = _translate(trained, console)
 
-    console.print("\n[bold]3. Trace[/] which characters each character looks at.")
+    console.print("\n[bold]3. Trace[/] which characters each character attends to.")
     traces = _trace(trained)
     files = _draw(trained, traces, outcome, exact)
     for name, file in files.items():
@@ -101,7 +101,7 @@ def _trace(run: TrainedRun) -> dict[str, TraceData]:
         file = folder / f"{locale}-{style}.loom"
         trace = model.trace(text, keep=64, save=file, overwrite=True)
         assert isinstance(trace, TraceData)  # of one text
-        # Between the start token and the end token: what the model read and what it wrote.
+        # Source and translation, without start and end token.
         traces[f"{text} → {''.join(trace.sequences['target'][1:])}"] = trace
     return traces
 
@@ -122,7 +122,7 @@ def _draw(
         "alignment, last cross layer": folder / "alignment.png",
         "all heads at a glance": folder / "heads.png",
         "one head's weights, in training": folder / "history-weights.png",
-        "one head's W_Q W_K^T, likewise": folder / "history-products.png",
+        "one head's W_Q W_K^T, in training": folder / "history-products.png",
         "traces": run.folder.path / "traces",
         "page": page,
     }
@@ -148,7 +148,7 @@ def _draw(
 
 
 def _moved_most(past: History) -> tuple[str, int]:
-    """The layer and head of cross-attention whose W_Q moved most."""
+    """Return the layer and head of cross-attention whose W_Q changed most."""
     first, last = past[0], past[-1]
     moved = {
         (before.name, head): float((after.matrices["W_Q"][head] - matrix).norm())

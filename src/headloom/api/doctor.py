@@ -1,4 +1,4 @@
-"""`headloom.doctor`: this installation of headloom, and whether its attention is right."""
+"""`headloom.doctor`: check this installation, and attention against float64."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headloom.version import __version__
 if TYPE_CHECKING:
     import pandas
 
-#: Extras of contributors, and of extras.
+#: Extras of contributors, and those that combine others.
 _NOT_SHOWN = {"dev", "docs", "all"}
 
 
 class Finding(NamedTuple):
-    """A fact under a heading; problem: what is wrong, with the remedy, or None."""
+    """Fact under a heading; problem: an error with its remedy, or None."""
 
     group: str
     name: str
@@ -37,13 +37,13 @@ class Finding(NamedTuple):
 def doctor(*, progress: Callable[[str, str, str], None] | None = None) -> pandas.DataFrame:
     """Show what is installed and what this machine has, and check attention against float64.
 
-    progress: told group, name and value of each finding as soon as it is known.
+    progress: called with group, name and value of each finding.
 
-    Returns: a DataFrame with the columns group, name, value, and problem: what is wrong, with the
-    remedy, or None.
+    Returns: a DataFrame with the columns group, name, value, and problem: an error with its remedy,
+    or None.
     """
     findings = []
-    # The slow ones last: torch is imported after the first of them.
+    # Slow parts last: torch is imported after the first two.
     for part in (_packages, _machine, _kernels, _self_check):
         for finding in part():
             findings.append(finding)
@@ -55,7 +55,7 @@ def doctor(*, progress: Callable[[str, str, str], None] | None = None) -> pandas
 
 
 def _packages() -> Iterator[Finding]:
-    """What headloom needs, and what each of its extras has or still needs."""
+    """List the packages that headloom and its extras need."""
     group, python = "versions", f"{platform.python_implementation()} {platform.python_version()}"
     yield Finding(group, "headloom", f"{__version__}, in {Path(__file__).parents[1]}")
     yield Finding(group, "python", f"{python}, {sys.executable}")
@@ -63,7 +63,7 @@ def _packages() -> Iterator[Finding]:
     try:
         extras = metadata.metadata("headloom").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
-        yield Finding("extras", "headloom", "not installed by pip: its extras are not known")
+        yield Finding("extras", "headloom", "not installed by pip: its extras are unknown")
         return
     for requirement in _requirements(None):
         yield _package(group, requirement)
@@ -77,7 +77,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _requirements(extra: str | None) -> Iterator[Requirement]:
-    """What headloom needs, or what one of its extras adds, those that it names included."""
+    """Yield the requirements of headloom, or of an extra and the extras in it."""
     for requirement in map(Requirement, metadata.requires("headloom") or []):
         marker = requirement.marker
         always = marker is None or marker.evaluate({"extra": ""})
@@ -91,7 +91,7 @@ def _requirements(extra: str | None) -> Iterator[Requirement]:
 
 
 def _package(group: str, requirement: Requirement) -> Finding:
-    """The version that is installed; a problem where there is none, or not one that serves."""
+    """Return the installed version; a problem if it is missing or does not fit."""
     name = requirement.name
     try:
         version = metadata.version(name)
@@ -130,9 +130,9 @@ def _kernels() -> Iterator[Finding]:
     group, broken = "attention", importlib.util.find_spec("headloom._native") is not None
     chosen, runs = compiled.INSTRUCTION_SET, compiled.instruction_sets()
     if compiled.kernels is None:
-        # Without kernels headloom works; kernels that are there and do not load are a fault.
+        # headloom works without kernels; kernels that exist but do not load are an error.
         problem = f"{compiled.NO_KERNELS}. Install headloom again, with a compiler."
-        value = "none: torch computes everything, slower"
+        value = "none: torch computes everything, more slowly"
         yield Finding(group, "kernels", value, problem if broken else None)
     else:
         known = ", ".join(compiled.compiled_instruction_sets())
@@ -141,7 +141,7 @@ def _kernels() -> Iterator[Finding]:
         yield Finding(group, "runs here", ", ".join(runs))
         named = f"{chosen}, by HEADLOOM_INSTRUCTION_SET" if chosen else runs[0]
         problem = (
-            f"HEADLOOM_INSTRUCTION_SET is {chosen}, which this processor or build lacks: take one "
+            f"HEADLOOM_INSTRUCTION_SET is {chosen}, which this processor or build lacks: use one "
             f"of {', '.join(runs)}, or unset it."
         )
         yield Finding(group, "chosen", named, problem if chosen and chosen not in runs else None)
@@ -159,7 +159,7 @@ def _self_check() -> Iterator[Finding]:
     from headloom.mechanism.self_check import Check, check_attention
 
     checks: dict[str, list[Check]] = defaultdict(list)
-    # On a busy machine, threads that wait for each other would take most of the time.
+    # On a busy machine, waiting threads would take most of the time.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -167,17 +167,17 @@ def _self_check() -> Iterator[Finding]:
             checks[check.backend].append(check)
     finally:
         torch.set_num_threads(threads)
-    for backend, own in checks.items():
-        wrong = [check for check in own if not check.error <= 1]
-        value = f"{len(own) - len(wrong)} of {len(own)} calls right"
-        value += f", error {max(check.error for check in own):.0%} of what rounding may cause"
+    for backend, calls in checks.items():
+        wrong = [check for check in calls if not check.error <= 1]
+        value = f"{len(calls) - len(wrong)} of {len(calls)} calls right"
+        value += f", error {max(check.error for check in calls):.0%} of the rounding error"
         problem = None
         if wrong:
             remedy = "Install torch again."
             if backend != "torch":
-                remedy = "Please report it; another of HEADLOOM_INSTRUCTION_SET's names avoids it."
+                remedy = "Please report it; another HEADLOOM_INSTRUCTION_SET avoids it."
             problem = (
-                f"{backend}: {wrong[0].worst} of the call '{wrong[0].call}' is off by "
-                f"{wrong[0].error:.3g} times what rounding may cause. {remedy}"
+                f"{backend}: {wrong[0].worst} of the call '{wrong[0].call}' is wrong by "
+                f"{wrong[0].error:.3g} times the rounding error. {remedy}"
             )
         yield Finding("self-check against float64", backend, value, problem)

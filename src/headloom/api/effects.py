@@ -1,4 +1,4 @@
-"""What the heads of a model are needed for, and which tokens a prediction of it comes from."""
+"""`headloom.ablate` and `headloom.relevance`: effects of heads, relevance of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headloom.tracing.model_state import evaluation_mode
 if TYPE_CHECKING:
     import pandas
 
-#: What a head gives instead of its output.
+#: Replacements of a head's output.
 Replacement: TypeAlias = Literal["zero", "mean", "uniform"]
 
 
@@ -41,51 +41,49 @@ def ablate(
     """Replace the output of each head in turn, and measure how the loss, or a logit, changes.
 
     Args:
-        text: that the model reads; None: of a run, some of its validation data.
-        target: of an encoder-decoder, what it writes; of a run of a classifier, the label.
-        replacement: what a head gives instead of its output: "zero", its "mean", or the
-            "uniform" mean of the values that it may look at.
-        patch: another text with as many tokens: each head gives its output on that one.
+        model: a model, see `headloom.load`.
+        text: input of the model; None: of a run, some of its validation data.
+        target: of an encoder-decoder, its output; of a run of a classifier, the label.
+        replacement: of a head's output: "zero", its "mean" over positions, or the "uniform" mean
+            of the values that the mask allows.
+        patch: another text with equally many tokens: each head gives its output on that text.
         logit: a token, or a label, whose logit is measured; None: the loss.
-        against: another, whose logit is subtracted.
-        layer: only heads of this one, by its number or its path.
-        at: the only positions where heads give something else, negative ones from the end.
-        estimate: all changes from one gradient, instead of a run for each.
+        against: another one, whose logit is subtracted.
+        layer: only heads of this layer, by its number or path.
+        at: only replace at these positions, negative ones from the end.
+        estimate: estimate all changes from one gradient, instead of a run for each.
         data: instead of a text: examples, as `evaluate` takes them, or texts.
-        progress: told how many runs of how many are done.
+        progress: called with the runs done and their total.
 
     Returns: a DataFrame, a row a head, the largest changes first: layer, head, the measure by
-    its name, change; of estimates on one text most_at, the position that adds most, its token,
-    and there, what it adds. ``attrs``: baseline, measure, kind, layers (their paths).
+    its name, change; of estimates on one text most_at, the position with the largest share, its
+    token, and there, that share. ``attrs``: baseline, measure, kind, layers (their paths).
 
     Raises: InputError: options that do not fit each other or the model.
     """
     text = text if data is None else data
     _check_against(logit, against)
     if text is None and (patch, at) != (None, None):
-        raise InputError("patch and at need text, on which the heads are replaced.")
+        raise InputError("patch and at need text.")
     if patch is not None and replacement != "zero":
-        raise InputError(
-            "patch and replacement: both say what replaces the outputs of heads. Leave one out."
-        )
+        raise InputError("patch and replacement both replace the outputs of heads. Leave one out.")
     network, measure = model.module, _measure(model, text, target, logit, against)
     if estimate and not measure.differentiable:
         raise InputError(
-            f"estimate: {model.name} predicts nothing, and the {measure.name}, which is measured "
-            "instead, has no gradient where nothing is changed. Leave estimate out, or give a "
-            "model that predicts."
+            f"estimate: {model.name} makes no predictions, and the {measure.name}, measured "
+            "instead, has no gradient at 0. Leave estimate out, or use a model that predicts."
         )
     layers = ablation.attention_layers(network, measure.run)
     heads = [
         (number, head)
-        for number, ran in enumerate(layers)
-        for head in range(ran.heads)
-        if layer is None or str(layer) in (str(number), ran.name)
+        for number, attention in enumerate(layers)
+        for head in range(attention.heads)
+        if layer is None or str(layer) in (str(number), attention.name)
     ]
     if not heads:
         raise InputError(
             f"layer {layer}: the model has layers 0 to {len(layers) - 1}: "
-            f"{', '.join(ran.name for ran in layers[:3])} ..."
+            f"{', '.join(attention.name for attention in layers[:3])} ..."
         )
     source = None if patch is None else _measure(model, patch, target, logit, against).run
     run, kind = measure.run, replacement if source is None else "patch"
@@ -115,7 +113,7 @@ def ablate(
     frame.attrs |= {
         "model": model.name, "measure": measure.name, "kind": result.kind,
         "estimated": result.estimated, "baseline": result.baseline,
-        "layers": [each.name for each in result.layers],
+        "layers": [attention.name for attention in result.layers],
         "at": {f"{n}.{h}": list(e.at) for e in result.effects for n, h in e.heads if e.at},
     }  # fmt: skip
     return frame
@@ -127,7 +125,7 @@ def _measure(
     if logit is None:
         return model._loss(text, target)
     if not isinstance(text, str):
-        raise InputError("logit needs text, after which the token comes.")
+        raise InputError("logit needs text, whose next token is predicted.")
     prediction = model._prediction(text, target, None)
     token = prediction.number("logit", logit)
     name, other = f"logit of {logit!r}", None
@@ -158,21 +156,22 @@ def relevance(
     See `headloom.analysis.effects.relevance`.
 
     Args:
-        text: that the model reads.
-        target: of an encoder-decoder, what it has written so far; None: a run's own.
-        logit: the token or the label that is predicted; None: the likeliest.
-        against: another, whose logit is subtracted.
-        token: the position that the prediction comes after; None: the last one, or a mask.
+        model: a model, see `headloom.load`.
+        text: input of the model.
+        target: of an encoder-decoder, its output so far; None: a run's own translation.
+        logit: the predicted token or label; None: the most probable one.
+        against: another one, whose logit is subtracted.
+        token: the position before the prediction; None: the last one, or a mask.
 
     Returns: a DataFrame, the most relevant token first: position, token, relevance. ``attrs``:
-    predicted and its logit; position and after, of the token that it comes after.
+    predicted and its logit; position and after, of the token before the prediction.
 
     Raises: InputError: no text, a word of several tokens, no such position.
     """
     import pandas
 
     if text is None:
-        raise InputError("relevance: give the text that the model reads.")
+        raise InputError("relevance: text is missing. Give the model's input.")
     _check_against(logit, against)
     prediction = model._prediction(text, target, token)
     network, place = prediction.network, _place(prediction, token)
@@ -189,16 +188,16 @@ def relevance(
     rows: int | Tensor = place or 0
     parts: Tensor | None = None
     if prediction.parts is not None:
-        # The pooling is one more layer, of one query and one head, whose values are what positions
-        # add to the logit: like every layer it is weighed, and what is negative counts nothing.
+        # The pooling is treated as a layer of one query and one head, whose values are the shares
+        # of positions in the logit; as in every layer, negative shares count as 0.
         parts = _less(prediction.parts(), number, other)
         rows = parts.clamp(min=0)
 
     def score(output: object) -> Tensor:
         nonlocal value
-        asked = _less(_logits(prediction, output, place), number, other)
-        value = float(asked.detach())
-        return asked
+        logit = _less(_logits(prediction, output, place), number, other)
+        value = float(logit.detach())
+        return logit
 
     with evaluation_mode(network):
         (values,) = gradients.relevance(network, inputs, score, rows=rows).tolist()
@@ -219,18 +218,16 @@ def relevance(
 
 def _check_against(logit: str | None, against: str | None) -> None:
     if against is not None and logit is None:
-        raise InputError(
-            "against needs logit, the token or label from whose logit it is subtracted."
-        )
+        raise InputError("against needs logit, from which it is subtracted. Give logit too.")
 
 
 def _name(prediction: Prediction, number: int) -> str:
-    """The token or the label of a logit."""
+    """Return the token or label of a logit."""
     return str(shown(prediction.names([number]))[0])
 
 
 def _place(prediction: Prediction, position: int | None) -> int | None:
-    """The position that is asked, from 0; None: of a classifier."""
+    """Return the position of the prediction, from 0; None: of a classifier."""
     count = len(prediction.read)
     if not count:
         if position is not None:
@@ -244,15 +241,15 @@ def _place(prediction: Prediction, position: int | None) -> int | None:
 
 
 def _less(logits: Tensor, number: int, other: int | None) -> Tensor:
-    """One of logits, in the last dimension, less another."""
+    """Subtract one logit from another, in the last dimension; None: nothing."""
     return logits[..., number] if other is None else logits[..., number] - logits[..., other]
 
 
 def _logits(prediction: Prediction, output: Any, place: int | None) -> Tensor:
-    """The logits of one position of an output; None: those of a classifier."""
+    """Return the logits of one position of an output; None: those of a classifier."""
     logits: Tensor = output if isinstance(output, Tensor) else output.logits
     if place is None:
         return logits[0]
-    # Some models are asked for their last logits alone.
+    # Some models are called for their last logits alone.
     count, read = logits.shape[1], len(prediction.read)
     return logits[0, place - read if count < read else place]

@@ -1,4 +1,4 @@
-"""`headloom.export`: a trace, or a run, in formats of other programs."""
+"""`headloom.export`: write a trace, or a run, in formats of other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headloom.api.model_export import ExportedModel
     from headloom.api.run import Run
 
-#: The programs that a run is written for.
+#: Programs that can open an exported run.
 Program: TypeAlias = Literal["huggingface", "ctranslate2", "onnx"]
 
 
@@ -39,19 +39,17 @@ def export(
         picture: of all heads at a glance, or one: .png, .svg or .pdf.
         parquet: of all edges, with names and tokens.
         graphml: of the graph of one head.
-        layer, head: of the picture and the graph. Neither: a picture of all heads, the graph of the
-            first; a layer alone: a picture of the mean of its heads, the graph of its first. No
-            head without its layer.
-        to: of a run: "huggingface" for Transformers, as an architecture of its own,
-            "ctranslate2", or "onnx" for files that ONNX Runtime opens. What was written is opened
-            by that program, and its numbers on random tokens are compared with the run's, before
-            the folder gets its name.
+        layer: of the picture and the graph; None: all heads, and the graph of the first.
+        head: of this layer; None: the mean of its heads, and the graph of its first.
+        to: of a run: "huggingface" for Transformers, "ctranslate2", or "onnx" for ONNX Runtime.
+            The exported model is opened by that program, and its outputs on random tokens are
+            compared with the run's, before the folder gets its name.
         output: of a run: the folder to write; it must not exist.
 
-    Returns: the files that were written, in order; of a run an ExportedModel.
+    Returns: the written files, in order; of a run an ExportedModel.
 
-    Raises: InputError: no output, no such layer or head, or one that nothing is drawn of; a model
-    that the program cannot compute. DataError: no trace or run. VerificationError: numbers differ.
+    Raises: InputError: no output, no such layer or head, nothing to draw; a model that the program
+    does not support. DataError: no trace or run. VerificationError: outputs differ.
     """
     named = {"html": html, "picture": picture, "parquet": parquet, "graphml": graphml}
     outputs = {name: Path(path) for name, path in named.items() if path is not None}
@@ -71,12 +69,12 @@ def export(
     if len({path.resolve() for path in outputs.values()}) < len(outputs):
         raise InputError(f"{' and '.join(outputs)} name the same file. Give two names.")
     if layer is None and head is not None:
-        raise InputError(f"head {head} of no layer; give its layer too.")
+        raise InputError(f"head {head} without a layer; give its layer too.")
     trace = trace_of("export", x)
     number = 0 if layer is None else layer_number(trace, layer)
     if head is not None:
         place_of("layer", "export", "head", head, trace.layers[number].heads)
-    if picture is not None:  # first: of one head there may be too many cells
+    if picture is not None:  # first, since a head may have too many cells
         from headloom.studio.pictures import alignment, heads, save_picture
 
         drawn = trace.layers[number]
@@ -98,10 +96,9 @@ def export(
 
 
 def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) -> None:
-    """A head as GraphML, for Gephi, Cytoscape, igraph, yEd; number: of its layer in the trace.
+    """Write a head as GraphML, for Gephi, Cytoscape, igraph, yEd; number: of its layer.
 
-    XML has no control characters: in tokens they become their pictures, as everywhere that headloom
-    shows a token.
+    XML has no control characters: in tokens they become their Unicode control pictures.
     """
     import networkx
 
@@ -119,10 +116,10 @@ def write_graphml(trace: TraceData, number: int, head: int, path: Path | str) ->
 
 
 def write_trace_parquet(trace: TraceData, path: Path | str) -> None:
-    """The kept edges of all layers as one Parquet file, with names and tokens beside the numbers.
+    """Write the kept edges of all layers to one Parquet file, with names and tokens.
 
     Columns: layer, head, query, key, score, weight, query_token, key_token, kind, index, name;
-    `layer` counts from 0 in the order of the trace.
+    `layer` is the index in the trace, from 0.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

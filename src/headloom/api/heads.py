@@ -1,4 +1,4 @@
-"""`headloom.heads`: the roles and measures of heads, filtered and sorted; or one in training."""
+"""`headloom.heads`: roles and measures of heads, filtered and sorted; or of heads in training."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ def heads(
     needle: str | None = None,
     measure: str | None = None,
 ) -> pandas.DataFrame:
-    """Return the role of each head of traced models, beside its measures and what chance scores.
+    """Return the role of each head, with its measures and their values by chance.
 
     Args:
         traces: of one model, as objects or paths, or a folder of them; or a run: its probe.
-        role, layer: only heads of that role, or layer.
-        sort: the column to sort by, of equal retrieval by the mass on the needle; None: by layer
-            and head, or with a needle by retrieval.
-        limit: so many heads at most.
+        role: only heads of this role.
+        layer: only heads of this layer.
+        sort: column to sort by, ties of retrieval by the mass on the needle; None: by layer and
+            head, or with a needle by retrieval.
+        limit: maximum of heads.
         exact: True: from all weights; False: from the kept edges; None: exactly where it is cheap.
-        needle: a text that stands twice, whose retrieval is measured: four more columns.
+        needle: a text that occurs twice, whose retrieval is measured: four more columns.
         measure: for a run: this measure of every head instead, a row for each snapshot.
 
     Returns: a DataFrame, a row a head, with the columns of `headloom heads --csv`; with `measure`
-    columns step, loss, and layer.head. In its `attrs`: heads (how many there are in all), roles
-    (how many have each), texts, tokens, and layers (their names).
+    columns step, loss, and layer.head. ``attrs``: heads (total), roles (heads of each), texts,
+    tokens, and layers (their names).
 
     Raises: InputError: no such role, column or layer; DataError: no trace.
 
@@ -75,7 +76,7 @@ def heads(
     if role is not None:
         table = table[table["role"] == role]
     if sort is not None:
-        # Many heads copy nothing: of these, who looks at the needle most comes first.
+        # Many heads have no retrieval: sort these by their mass on the needle.
         columns = ["retrieval", "needle"] if sort == "retrieval" else [sort]
         rising = sort in ("layer", "head", "role")
         table = table.sort_values(columns, ascending=rising, kind="stable")
@@ -85,7 +86,7 @@ def heads(
 
 
 def _in_training(run: Traces, measure: str) -> pandas.DataFrame:
-    """A measure of every head of a run, snapshot by snapshot."""
+    """Return a measure of every head of a run, snapshot by snapshot."""
     import pandas
 
     only = run[0] if isinstance(run, list | tuple) and len(run) == 1 else run

@@ -1,4 +1,4 @@
-"""A trained model as Transformers reads it, with its tokenizer; CTranslate2 converts that."""
+"""Export of a trained model to Transformers, with its tokenizer, and to CTranslate2."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-#: Hypotheses of a translation's search, as `headloom predict` has by default.
+#: Beam of translations, the default of `headloom predict`.
 BEAM = 5
 
 
 def huggingface_loader(run: TrainedRun) -> str:
-    """The Auto class that loads a run's model."""
+    """Return the Auto class that loads a run's model."""
     return "AutoModelForSeq2SeqLM" if run.translates else "AutoModelForCausalLM"
 
 
 def write_huggingface(run: TrainedRun, folder: Path) -> str:
-    """Fill a folder with a run's model; returns the class of Transformers that it is."""
+    """Write a run's model to a folder; return its class in Transformers."""
     stock = stock_model(run.model)
     with optional_package("export", installing("hf")):
         import transformers
@@ -42,14 +42,14 @@ def write_huggingface(run: TrainedRun, folder: Path) -> str:
         _built(stock, run).save_pretrained(folder)
         _tokenizer(run).save_pretrained(folder)
     for file in folder.iterdir():
-        file.chmod(folder.stat().st_mode & 0o666)  # for whom the folder is, so are its files
+        file.chmod(folder.stat().st_mode & 0o666)  # files have the folder's permissions
     return stock.architecture
 
 
 def logits_of_huggingface(
     run: TrainedRun, folder: Path, source: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Logits of the run and of the written model; a language model reads the target alone."""
+    """Compute logits by the run and the exported model; language models read the target alone."""
     import transformers
 
     with without_output(transformers):
@@ -58,8 +58,8 @@ def logits_of_huggingface(
         if not run.translates:
             return run.model(target), loaded(input_ids=target).logits
         real = (source != run.vocabulary.pad).long()
-        theirs = loaded(input_ids=source, attention_mask=real, decoder_input_ids=target)
-        return run.model(source, target), theirs.logits
+        output = loaded(input_ids=source, attention_mask=real, decoder_input_ids=target)
+        return run.model(source, target), output.logits
 
 
 def _longest(run: TrainedRun) -> int:
@@ -68,7 +68,7 @@ def _longest(run: TrainedRun) -> int:
 
 
 def _built(stock: StockModel, run: TrainedRun) -> Any:
-    """The model of Transformers, with a run's weights."""
+    """Build the model of Transformers with a run's weights."""
     import transformers
 
     kind = getattr(transformers, stock.architecture)
@@ -88,18 +88,18 @@ def _built(stock: StockModel, run: TrainedRun) -> Any:
     if left or unexpected:
         raise VerificationError(
             f"export: this version of Transformers names the weights of {stock.architecture} "
-            f"otherwise ({', '.join([*left, *unexpected][:3])} ...). Report it, with the version."
+            f"differently ({', '.join([*left, *unexpected][:3])} ...). Report it, with the version."
         )
     if run.translates:
         settings = model.generation_config
         settings.num_beams, settings.length_penalty = BEAM, float(run.length_penalty)
-        # Else Transformers would cut what is written after 20 tokens.
+        # Transformers would stop after 20 tokens.
         settings.max_length = _longest(run)
     return model
 
 
 def _tokenizer(run: TrainedRun) -> Any:
-    """The run's tokens, as Transformers keeps them."""
+    """Convert the run's tokenizer to Transformers."""
     from transformers import PreTrainedTokenizerFast
 
     make: Any = PreTrainedTokenizerFast
@@ -111,7 +111,7 @@ def _tokenizer(run: TrainedRun) -> Any:
         tokenizer_object=tokenizer,
         **{name: tokenizer.id_to_token(index) for name, index in names if index != NO_TOKEN},
         model_max_length=_longest(run),
-        # What goes on from a text needs its last token last; a source is only looked at.
+        # Generation needs the last token of a prompt last; a source can be padded anywhere.
         padding_side="right" if run.translates else "left",
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
@@ -119,7 +119,7 @@ def _tokenizer(run: TrainedRun) -> Any:
 
 
 def _bare_tokenizer(run: TrainedRun) -> Tokenizer:
-    """The run's tokenizer, which adds no tokens, and writes no space before the first word."""
+    """Return the run's tokenizer without added tokens or a leading space."""
     tokenizer = Tokenizer.from_str(run.vocabulary.tokenizer.to_str())
     if not isinstance(run.vocabulary, PretrainedVocabulary) and run.vocabulary.has_pieces:
         tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
@@ -127,10 +127,10 @@ def _bare_tokenizer(run: TrainedRun) -> Tokenizer:
 
 
 def exported_tokenizer(run: TrainedRun) -> Tokenizer:
-    """The run's tokenizer; it adds <end> for a translator, or <start> for a classifier."""
+    """Return the run's tokenizer with <end> for a translator, or <start> for a classifier."""
     tokenizer = _bare_tokenizer(run)
     if isinstance(run.vocabulary, PretrainedVocabulary):
-        return tokenizer  # as it came
+        return tokenizer
     tokenizer.add_special_tokens(list(SPECIALS))  # so that decoding leaves them out
     end, start = SPECIALS[Vocabulary.end], SPECIALS[Vocabulary.start]
     if run.translates:
@@ -145,7 +145,7 @@ def exported_tokenizer(run: TrainedRun) -> Tokenizer:
 
 
 def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
-    """Fill a folder with a run's model; returns the class of CTranslate2 that opens it.
+    """Write a run's model to a folder; return its class in CTranslate2.
 
     Source: Klein et al. 2020.
     """
@@ -154,7 +154,7 @@ def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
         from ctranslate2.converters import TransformersConverter
 
     class Converter(TransformersConverter):  # type: ignore[misc]
-        """Gives models and configurations names that those of Transformers 5 no longer have."""
+        """Converter with attributes that Transformers 5 has removed."""
 
         def load_model(self, *args: object, **keywords: object) -> PreTrainedModel:
             with without_output(transformers):
@@ -167,7 +167,7 @@ def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
 
     with tempfile.TemporaryDirectory() as temporary:
         kind = write_huggingface(run, Path(temporary))
-        if kind == "MarianMTModel":  # it would begin with no token instead of <start>
+        if kind == "MarianMTModel":  # it would start with no token instead of <start>
             raise InputError(
                 'export: CTranslate2 does not compute a translator with model.norm "post". Train '
                 'with "pre", or export --to huggingface or --to onnx.'
@@ -189,7 +189,7 @@ def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
 def scores_of_ctranslate2(
     run: TrainedRun, folder: Path, source: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token, by the run and by the written model: no start, no end."""
+    """Compute log-probabilities of tokens by the run and the exported model."""
     import ctranslate2
 
     vocabulary, model = run.vocabulary, run.model
@@ -198,17 +198,17 @@ def scores_of_ctranslate2(
     def texts(ids: Tensor) -> list[list[str]]:
         return [[names[i] for i in row if i != vocabulary.pad] for row in ids.tolist()]
 
-    begun = torch.cat((torch.full((len(target), 1), vocabulary.start), target), 1)
+    started = torch.cat((torch.full((len(target), 1), vocabulary.start), target), 1)
     settings = {"device": "cpu", "compute_type": "float32"}
     with torch.no_grad():
         if run.translates:
             scored = ctranslate2.Translator(str(folder), **settings).score_batch(
                 texts(source), texts(target)
             )
-            logits = model(source, begun)
+            logits = model(source, started)
         else:
-            scored = ctranslate2.Generator(str(folder), **settings).score_batch(texts(begun))
-            logits = model(begun)
+            scored = ctranslate2.Generator(str(folder), **settings).score_batch(texts(started))
+            logits = model(started)
     columns = target.shape[1]
     ours = logits.log_softmax(-1)[:, :columns].gather(2, target[..., None])[..., 0]
     return ours, torch.tensor([result.log_probs[:columns] for result in scored])

@@ -1,4 +1,4 @@
-"""`headloom.from_files`: arrays and edge lists of other programs, from their files to a trace."""
+"""`headloom.from_files`: make a trace from arrays or edge lists of other programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = re.compile(
     r"(_?(proj|states?|vectors?))?"
 )
 
-#: The names of the arrays of each layer, by what they are, by the name of the layer.
+#: Array names by role, for each layer.
 Layers = dict[str, dict[str, str]]
 
 
@@ -42,22 +42,23 @@ def from_files(
     save: Path | str | None = None,
     overwrite: bool = False,
 ) -> Trace:
-    """Make a trace of queries and keys, weights or edges that other programs saved.
+    """Make a trace from queries and keys, weights or edges in files of other programs.
 
     Args:
-        path: arrays (.npz, .npy, .safetensors), or a folder of them, whose names say what they are,
-            as layer_0_q; or a Parquet or CSV table of edges.
-        tokens: as of `headloom.from_weights`; or a file: a JSON list of texts or ids, or a text
+        path: arrays (.npz, .npy, .safetensors), or a folder of them, with names such as layer_0_q;
+            or a Parquet or CSV table of edges.
+        tokens: as in `headloom.from_weights`; or a file: a JSON list of texts or ids, or a text
             with one on each line. None: those of the arrays.
         mask: "causal", "all", or "window:N" for a causal window of N keys; not needed for weights.
         layout: "HND": (heads, positions, depth); "NHD": (positions, heads, depth).
-        strongest: whether the edges are the strongest of each row, which has others.
-        keep: edges kept of each query.
-        save, overwrite: a folder to write the trace to; whether to replace one that is there.
+        strongest: whether the edges are only the strongest of each row.
+        keep: edges kept per query.
+        save: a folder to write the trace to.
+        overwrite: whether to replace an existing trace.
 
-    Returns: the trace; ``trace.model["left_out"]`` names the arrays that are none of a layer.
+    Returns: the trace; ``trace.model["left_out"]`` names the arrays of no layer.
 
-    Raises: InputError, DataError: files that are missing, damaged, or not what they should be.
+    Raises: InputError, DataError: files that are missing, damaged, or of another format.
     """
     path = Path(path)
     if save is not None:
@@ -72,19 +73,19 @@ def from_files(
     roles = set().union(*layers.values())
     if mask is None and "weights" not in roles:
         raise InputError(
-            f"import: {'edges' if edges else 'queries and keys'} do not say who may look at whom. "
-            "Give the mask: causal for a decoder, as a language model is, or all."
+            f"import: {'edges' if edges else 'queries and keys'} need a mask. Give causal for a "
+            "decoder, such as a language model, or all."
         )
     named = _read_tokens(Path(tokens)) if isinstance(tokens, str | Path) else tokens
     named = ids[0] if named is None and ids else named
     shown, model = _mask(mask), path.stem or str(path)
-    # One array without a name of its layer may be a stack of them all.
+    # One array without a layer name may be a stack of all layers.
     whole = list(layers) == [""]
     names = None if whole else list(layers)
 
     def stack(role: str) -> NDArray[np.generic] | Tensor | list[NDArray[np.generic] | Tensor]:
-        own = [arrays[layer[role]] for layer in layers.values()]
-        return own[0] if whole else own
+        of_role = [arrays[layer[role]] for layer in layers.values()]
+        return of_role[0] if whole else of_role
 
     if edges:
         made = from_edges(
@@ -118,7 +119,7 @@ def _mask(mask: str | None) -> Mask | None:
 
 
 def _read_tokens(path: Path) -> TokensGiven:
-    """Tokens from a JSON file, or one from each line of a text."""
+    """Read tokens from a JSON file, or from the lines of a text."""
     if path.suffix.lower() != ".json":
         return text_lines(read_text(path, "file of tokens"))
     content = read_json(path, "file of tokens")
@@ -133,9 +134,9 @@ def _read_tokens(path: Path) -> TokensGiven:
 
 
 def layers_of_names(names: Sequence[str]) -> Layers:
-    """Return the layers of a dump, in their order, by the ends of the names of its arrays.
+    """Return the layers of a dump, in order, from the names of its arrays.
 
-    Raises: InputError: names that do not say what is what; queries without keys.
+    Raises: InputError: unclear names; queries without keys.
 
     >>> layers_of_names(["layer_9_q", "layer_9_k", "mask"])
     {'layer_9': {'queries': 'layer_9_q', 'keys': 'layer_9_k'}}
@@ -149,23 +150,25 @@ def layers_of_names(names: Sequence[str]) -> Layers:
             other = layers.setdefault(layer, {}).setdefault(role, name)
             if other != name:
                 raise InputError(f"{name} and {other} are both {role} of one layer; expected one.")
-    if any("queries" in own for own in layers.values()):
+    if any("queries" in arrays for arrays in layers.values()):
         # Weights beside queries and keys are computed again from these.
-        layers = {layer: own for layer, own in layers.items() if set(own) != {"weights"}}
-    roles_of = [set(own) for own in layers.values()]
+        layers = {layer: arrays for layer, arrays in layers.items() if set(arrays) != {"weights"}}
+    roles_of = [set(arrays) for arrays in layers.values()]
     whole = roles_of and (roles_of[0] == {"weights"} or {"queries", "keys"} <= roles_of[0])
-    if not whole or any(own != roles_of[0] for own in roles_of):
-        has = "; ".join(f"{layer or 'all'}: {', '.join(own)}" for layer, own in layers.items())
+    if not whole or any(roles != roles_of[0] for roles in roles_of):
+        has = "; ".join(
+            f"{layer or 'all'}: {', '.join(arrays)}" for layer, arrays in layers.items()
+        )
         raise InputError(
             f"import: found {has or 'no queries, keys or weights'} among {', '.join(names)[:200]}; "
-            "expected queries and keys of every layer, as layer_0_q and layer_0_k, or weights. "
-            "Arrays of other names are given in Python: headloom.from_queries_keys, from_weights."
+            "expected queries and keys of every layer, such as layer_0_q, layer_0_k, or weights. "
+            "Pass arrays of other names in Python: headloom.from_queries_keys, from_weights."
         )
     return dict(sorted(layers.items(), key=lambda entry: _place(entry[0])))
 
 
 def _place(layer: str) -> tuple[bool, list[int], bool, str]:
-    """Where a layer comes: an encoder's before a decoder's, by number, and cross layers last there.
+    """Return a sort key of a layer: encoder before decoder, by number, cross layers last.
 
     >>> names = ["decoder.0.self_attn", "decoder.0.encoder_attn", "encoder.10", "encoder.9"]
     >>> sorted(names, key=_place)

@@ -1,9 +1,9 @@
-"""Several processes of this machine that train one model, and start again where one dies.
+"""Data-parallel training by several processes of this machine, restarted when one dies.
 
-torch's own elastic agent starts and watches them. They meet in a folder and talk on the loopback
-interface: nothing listens to the network. A process that is killed makes the agent start all again
-from the last checkpoint; an error that would come again, as data that cannot be read, is written to
-the folder, and ends the training in one line.
+torch's elastic agent starts and watches them. Their rendezvous is a folder, and they communicate on
+the loopback interface: no network port is open. When a process is killed, the agent restarts all
+from the last checkpoint; a permanent error, such as unreadable data, is written to the folder, and
+ends the training in one line.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from headloom.errors import InputError
 from headloom.training.ranks import MEETING, GroupError
 
-#: How often all processes are started again at most.
+#: Maximum of restarts.
 RESTARTS = 25
 
 
 def launch(command: Sequence[str], processes: int) -> None:
-    """Run a command of headloom in several processes that train together, until they are done."""
+    """Run a headloom command in several processes that train together, until they finish."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -35,7 +35,7 @@ def launch(command: Sequence[str], processes: int) -> None:
         )
     with (
         tempfile.TemporaryDirectory(prefix="headloom-processes-") as name,
-        _surroundings(Path(name), processes),
+        _environment(Path(name), processes),
     ):
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id="headloom",
@@ -51,8 +51,8 @@ def launch(command: Sequence[str], processes: int) -> None:
             if not error.exists():
                 raise InputError(
                     f"the processes of this training ended {RESTARTS + 1} times; the last exit "
-                    f"code is {failed.get_first_failure()[1].exitcode}. What they said is above "
-                    "(memory, most often: lower training.batch_tokens); the last checkpoint is "
+                    f"code is {failed.get_first_failure()[1].exitcode}. Their messages are above "
+                    "(often out of memory: lower training.batch_tokens); the last checkpoint is "
                     "kept."
                 ) from failed
         if error.exists():
@@ -60,16 +60,16 @@ def launch(command: Sequence[str], processes: int) -> None:
 
 
 @contextmanager
-def _surroundings(folder: Path, processes: int) -> Iterator[None]:
-    """The environment that processes find, and an agent that says nothing."""
+def _environment(folder: Path, processes: int) -> Iterator[None]:
+    """Set the environment of the processes, and silence the agent."""
     threads = max(1, (os.cpu_count() or 1) // processes)
     before, disabled = dict(os.environ), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     os.environ[MEETING] = str(folder)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # Else the agent opens a port to the network, for processes that do not meet in a folder.
+    # Else the agent opens a network port, for processes of other machines.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # Without a line of torch's that is no news: that each gradient is looked for is decided here.
+    # Hides torch's warning about find_unused_parameters, which is intended here.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     try:
@@ -82,19 +82,19 @@ def _surroundings(folder: Path, processes: int) -> Iterator[None]:
 
 @contextmanager
 def one_of_several(one_line: Callable[[BaseException], str | None]) -> Iterator[None]:
-    """End this process as one of several does: what would come again is said once, by the agent.
+    """End this process as one of several: permanent errors are reported once, by the agent.
 
-    one_line: what is said of an error; None: it is a fault of headloom.
+    one_line: message of an error; None: a bug of headloom.
     """
     leader, folder = os.environ["RANK"] == "0", os.environ.get(MEETING)
     try:
         if folder is not None and (Path(folder) / "error").exists():
-            raise SystemExit(0)  # it was tried; trying again would not help
+            raise SystemExit(0)  # a permanent error: no retry
         yield
     except KeyboardInterrupt:
         if folder is None:
             raise
-        raise SystemExit(130) from None  # the process that started this one says so
+        raise SystemExit(130) from None  # the parent process reports it
     except GroupError:
         if folder is None and leader:
             raise
@@ -103,7 +103,7 @@ def one_of_several(one_line: Callable[[BaseException], str | None]) -> Iterator[
         if folder is None:
             raise
         with suppress(FileExistsError), (Path(folder) / "error").open("x", encoding="utf-8") as out:
-            out.write(one_line(error) or f"a fault of headloom: {error!r}.")
+            out.write(one_line(error) or f"a bug of headloom: {error!r}.")
         if one_line(error) is None:
             raise
         raise SystemExit(1) from None

@@ -16,7 +16,7 @@ from headloom.mechanism.shapes import chosen
 if TYPE_CHECKING:
     import pandas
 
-#: The columns of the graph measures that a name stands for, by how they begin.
+#: Column prefixes of the graph measures.
 _GRAPHS = {
     "graph": ("",),
     "received": ("received", "hitters"),
@@ -25,7 +25,7 @@ _GRAPHS = {
     "rank": ("rank",),
     "parts": ("parts", "largest_part"),
 }
-#: The measures, and the parameters that each takes.
+#: Measures, and their parameters.
 MEASURES = {
     "rollout": ("token", "reached", "kind", "exact"),
     "flow": ("token", "kind", "exact"),
@@ -36,9 +36,9 @@ MEASURES = {
 _PROJECTIONS = (
     "Norms are Frobenius norms; ranks effective ones (e^entropy of the singular values).",
     "symmetry: 1 symmetric, -1 antisymmetric. directionality: above 0 more long columns than rows.",
-    "copying: the sum of the eigenvalues over that of their sizes.",
+    "copying: sum of the eigenvalues over the sum of their absolute values.",
 )
-#: What the columns of the table of projections are, by what a row is.
+#: Explanations of the columns of projections, by the kind of a row.
 _ABOUT = {
     "layer": (
         "symmetry, directionality, qk_norm: of the sum of W_Q W_K^T over heads; ov_norm: W_V W_O.",
@@ -50,8 +50,8 @@ _ABOUT = {
         *_PROJECTIONS,
     ),
     "pair": (
-        "score, 0 to 1: how much of what the earlier head writes is read by queries, keys, values.",
-        "times_random: the score over 1 / sqrt(width), which matrices at random have.",
+        "score, 0 to 1: share of the earlier head's output read by queries, keys, values.",
+        "times_random: the score over 1 / sqrt(width), the score of random matrices.",
     ),
 }
 
@@ -72,24 +72,24 @@ def measure(
     """Measure a trace, or for "projections" a model.
 
     Args:
-        name: "rollout": how much of each input position an output position holds, through all
-            layers; "flow": how much can flow to it; "clusters": which tokens look at each other
-            more than at others; "projections": symmetry, ranks and norms of W_Q W_K^T and W_V W_O;
-            "received", "pagerank", "reciprocity", "rank", "parts" of the graphs, or "graph": all
-            five.
+        name: "rollout": share of each input position in an output position, through all layers;
+            "flow": maximum flow to it; "clusters": groups of tokens that attend to each other;
+            "projections": symmetry, ranks and norms of W_Q W_K^T and W_V W_O; "received",
+            "pagerank", "reciprocity", "rank", "parts" of the graphs, or "graph": all five.
         x: a trace, or its path; for projections a module, a run or a model of Hugging Face.
-        by: a row is a "layer" (the default), a "head" or, of projections, a "pair" of heads.
-        layer, head: of clusters: of this layer a row for each position, by this head alone.
+        by: row per "layer" (the default), "head" or, of projections, "pair" of heads.
+        layer: of clusters: this layer, a row for each position.
+        head: of clusters: this head alone.
         token: of rollout and flow: a position, negative ones from the end; None: the last.
-        reached: of rollout: where the position went, not what it holds.
+        reached: of rollout: output positions that hold the token, instead of its sources.
         kind: of rollout and flow: "encoder", "decoder" or "cross"; None: the whole model.
-        count: how many clusters; None: as the eigenvalues say.
+        count: number of clusters; None: from the eigenvalues.
         exact: True: from all weights; False: from the kept edges; None: exactly where it is cheap.
 
     Returns: a DataFrame with the columns that `headloom measure` prints; in its `attrs` a title
     and notes.
 
-    Raises: InputError: no such measure, layer or position; a parameter that the measure has not.
+    Raises: InputError: no such measure, layer or position; a parameter of another measure.
 
     >>> import headloom, torch
     >>> weights = torch.tensor([[[0.5, 0.5], [0.25, 0.75]]])
@@ -98,12 +98,12 @@ def measure(
     [['b', 0.875], ['a', 0.125]]
     """
     chosen("measure", "name", name, tuple(MEASURES))
-    given = {
+    options = {
         "by": by, "layer": layer, "head": head, "token": token, "reached": reached or None,
         "kind": kind, "count": count, "exact": exact,
     }  # fmt: skip
-    given = {option: value for option, value in given.items() if value is not None}
-    for option in given.keys() - MEASURES[name]:
+    options = {option: value for option, value in options.items() if value is not None}
+    for option in options.keys() - MEASURES[name]:
         raise InputError(f"{option}: {name} has no such option. Leave it out.")
     if name == "projections":
         chosen("projections", "by", by or "layer", tuple(_ABOUT))
@@ -114,7 +114,7 @@ def measure(
         return measures.table_of(rows, "", *_ABOUT[by or "layer"])
     trace = trace_of("measure", x)
     of_trace = getattr(measures, "graphs" if name in _GRAPHS else name)
-    table: pandas.DataFrame = of_trace(trace, **given)
+    table: pandas.DataFrame = of_trace(trace, **options)
     if name in _GRAPHS:
         columns = (*_GRAPHS[name], "layer", "kind", "head", "source", "rest")
         table = table[[column for column in table if str(column).startswith(columns)]]

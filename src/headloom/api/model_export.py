@@ -1,4 +1,4 @@
-"""A trained model in formats of other programs."""
+"""Export of a trained model to formats of other programs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from headloom.models.transformer import Transformer
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.text import SPECIALS, PretrainedVocabulary
 
-#: By how much numbers may differ, of the largest; sums in float32 in another order.
+#: Tolerance of outputs, relative to the largest; float32 sums in another order differ.
 TOLERANCE = 1e-4
-#: Tokens of the texts on which they are compared, where the model has as many positions.
+#: Tokens of the compared texts, if the model has as many positions.
 COMPARED = 96
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What was written.
+    """Exported model.
 
     folder: with configuration, weights and vocabulary.
-    kind: the class of the other program that computes it; or the files.
-    loading: the line of Python that opens it.
-    numbers: which were compared: logits, or log-probabilities.
-    difference: the largest between them and the run's, on random tokens.
+    kind: its class in the other program; or its files.
+    loading: a line of Python that opens it.
+    numbers: the compared outputs: logits, or log-probabilities.
+    difference: the largest from the run's, on random tokens.
     """
 
     folder: Path
@@ -63,8 +63,8 @@ def export_model(
     run = open_run(path)
     if isinstance(run.data.vocabulary, PretrainedVocabulary) and to != "huggingface":
         raise InputError(
-            f"{path}: this run began from a folder of Transformers, and is written as such a one "
-            "alone. Give to huggingface."
+            f"{path}: this run started from a model of Transformers, and can be exported to "
+            "huggingface only. Use to huggingface."
         )
     with atomic_folder(folder) as new:
         if to == "onnx":
@@ -89,7 +89,7 @@ def export_model(
 
 
 def _texts(run: TrainedRun) -> tuple[Tensor, Tensor]:
-    """Random sources of several lengths, filled up, and as many targets."""
+    """Draw random sources of several lengths, padded, and as many targets."""
     longest = COMPARED
     if isinstance(run.model, (Transformer, LanguageModel)):
         longest = min(longest, run.model.architecture.max_length - 1)  # the start comes before

@@ -1,4 +1,4 @@
-"""A trained model as ONNX files, by torch.onnx, and what ONNX Runtime computes of them."""
+"""Export of a trained model as ONNX files, and its check by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from headloom.training.tasks.images import mean_deviation
 from headloom.training.tasks.labels import longest_text
 from headloom.training.text import SPECIALS, Vocabulary
 
-#: Sizes that are free, and those with which a graph is drawn: a 1 would be taken for fixed.
+#: Variable sizes, and their values during export: 1 would become a constant.
 _EXAMPLES = {"batch": 2, "positions": 5, "targets": 3}
-#: Batches that are compared: how many sequences, and their tokens.
+#: Compared batches: sequences, and their tokens.
 COMPARED = ((1, 1), (2, 5), (4, 96))
 
 
 class _Graph(NamedTuple):
-    """A module to be written: the sizes of its inputs, of which names are free, and its output."""
+    """Module to export: its input shapes, with names for variable sizes, and its output."""
 
     module: nn.Module
     inputs: dict[str, tuple[int | str, ...]]
@@ -39,7 +39,7 @@ class _Graph(NamedTuple):
 
 
 def write_onnx(run: TrainedRun, folder: Path) -> list[str]:
-    """Fill a folder with graphs, config.json and, of texts, tokenizer.json; returns the graphs."""
+    """Write graphs, config.json and, of texts, tokenizer.json to a folder; return the graphs."""
     with optional_package("export", installing("onnx")):
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
@@ -62,7 +62,7 @@ def write_onnx(run: TrainedRun, folder: Path) -> list[str]:
 
 @torch.no_grad()
 def _write(graph: _Graph, path: Path, longest: int | None) -> None:
-    """Write a module as a file of the operation set 18; weights above 1.5 GB lie beside it."""
+    """Write a module as a file of operation set 18; weights above 1.5 GB go to a second file."""
     free = {
         name: torch.export.Dim(name, max=None if name == "batch" else longest) for name in _EXAMPLES
     }
@@ -88,7 +88,7 @@ def _write(graph: _Graph, path: Path, longest: int | None) -> None:
 
 
 class _Part(nn.Module):
-    """Reads what a graph reads."""
+    """Base of exported modules, which wrap a model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _Part(nn.Module):
 
 
 class _Encoder(_Part):
-    """What the encoder of a translator makes of its source."""
+    """Encoder of a translator."""
 
     model: Transformer
 
@@ -105,7 +105,7 @@ class _Encoder(_Part):
 
 
 class _Decoder(_Part):
-    """Logits of the next tokens of a translation, from its tokens and what the encoder gave."""
+    """Decoder of a translator: next-token logits from target tokens and encoder outputs."""
 
     model: Transformer
 
@@ -125,7 +125,7 @@ class _Decoder(_Part):
 
 
 class _Texts(_Part):
-    """Scores of the classes of texts."""
+    """Class scores of texts."""
 
     model: Classifier
 
@@ -138,7 +138,7 @@ class _Texts(_Part):
 
 
 class _Images(_Part):
-    """Scores of the classes of images, whose numbers, 0 to 1, it normalises itself."""
+    """Class scores of images with values 0 to 1, normalised inside."""
 
     pixel_mean: Tensor
     pixel_deviation: Tensor
@@ -176,13 +176,13 @@ def _graphs(run: TrainedRun) -> dict[str, _Graph]:
         module = _Images(model, *mean_deviation(run.data))
         return {"model": _Graph(module, {"pixel_values": sizes}, "logits")}
     raise InputError(
-        f"export: task.kind {run.config.task.kind!r}: a graph attention network has no ONNX file: "
-        "it reads a graph whole, at its training. Models of texts and of images have one."
+        f"export: task.kind {run.config.task.kind!r}: a graph attention network has no ONNX "
+        "export, since it reads the whole training graph. Models of texts and images have one."
     )
 
 
 def _configuration(run: TrainedRun) -> JsonObject:
-    """What a program must know beside the graphs, by the names that Transformers has for it."""
+    """Return the configuration of the graphs, with the names of Transformers."""
     model, labels = run.model, {}
     if isinstance(model, ImageClassifier | Classifier):
         labels = {"id2label": {str(n): name for n, name in enumerate(classes_of(run.data))}}
@@ -201,7 +201,7 @@ def _configuration(run: TrainedRun) -> JsonObject:
 
 
 def _longest(run: TrainedRun) -> int | None:
-    """How many positions the graphs have tables for; None: they need none."""
+    """Return the positions of the graphs' tables; None: the graphs need none."""
     architecture = getattr(run.model, "architecture", None)
     tables = ("learned", "sinusoidal")
     if architecture is None or architecture.positions not in tables:
@@ -212,7 +212,7 @@ def _longest(run: TrainedRun) -> int | None:
 
 @torch.no_grad()
 def logits_of_onnx(run: TrainedRun, folder: Path) -> tuple[Tensor, Tensor]:
-    """All logits of the run, and of ONNX Runtime, for random inputs of several sizes."""
+    """Compute logits by the run and ONNX Runtime, for random inputs of several sizes."""
     model, ours, theirs = run.model, [], []
     random = torch.Generator().manual_seed(1)
     for batch, length in COMPARED:
@@ -236,9 +236,9 @@ def logits_of_onnx(run: TrainedRun, folder: Path) -> tuple[Tensor, Tensor]:
         real = (ids != Vocabulary.pad).long()
         if isinstance(model, Transformer):
             hidden = _run(folder / "encoder.onnx", input_ids=ids, attention_mask=real)
-            seen = {"encoder_hidden_states": hidden, "encoder_attention_mask": real}
+            encoded = {"encoder_hidden_states": hidden, "encoder_attention_mask": real}
             ours.append(model(ids, target))
-            theirs.append(_run(folder / "decoder.onnx", input_ids=target, **seen))
+            theirs.append(_run(folder / "decoder.onnx", input_ids=target, **encoded))
         else:
             ours.append(model(ids))
             theirs.append(_run(folder / "model.onnx", input_ids=ids, attention_mask=real))
@@ -246,7 +246,7 @@ def logits_of_onnx(run: TrainedRun, folder: Path) -> tuple[Tensor, Tensor]:
 
 
 def _run(path: Path, **inputs: Tensor) -> Tensor:
-    """What ONNX Runtime computes by a graph."""
+    """Run a graph by ONNX Runtime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

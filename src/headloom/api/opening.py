@@ -1,4 +1,4 @@
-"""`headloom.load` and `headloom.open`: a model, a run or a trace from wherever it is."""
+"""`headloom.load` and `headloom.open`: open a model, a run or a trace."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ from headloom.tracing.locating import PACKAGED, is_gguf
 from headloom.tracing.model_state import describe
 from headloom.tracing.pretrained import load_pretrained
 
-#: What `load` takes.
+#: Argument types of `load`.
 Source: TypeAlias = Model | nn.Module | Path | str
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 def load(model: Source | TraceData, tokenizer: object = None) -> Model:
-    """Load a model with its tokenizer, from wherever it is.
+    """Load a model with its tokenizer, from a path, a name or a module.
 
     Args:
         model: the folder of a run, or of a module by its `save_pretrained`; a packaged name
             ("minilm", "smollm2"); a folder of Transformers or its name on the Hugging Face hub; a
-            GGUF file; a model of Transformers; any module of torch; or what `load` gave before.
-        tokenizer: instead of the model's own. That of a model of Transformers is found where the
-            model was loaded from, on this machine; nothing is downloaded for it.
+            GGUF file; a model of Transformers; any module of torch; or a result of `load`.
+        tokenizer: instead of the model's own. A model of Transformers finds its tokenizer where it
+            was loaded from, on this machine; nothing is downloaded.
 
-    Returns: a Model: of a run, a `Run`. A folder's model has the part that predicts with which it
-    was saved.
+    Returns: a Model: of a run, a `Run`. A folder's model has the prediction head it was saved with.
 
     Raises:
         DataError: no such run or model, or a damaged one.
-        InputError: it is nothing that holds a model; Transformers is missing.
+        InputError: not a model; Transformers is missing.
     """
     if isinstance(model, Model) and tokenizer is None:
         return model
@@ -60,7 +59,7 @@ def load(model: Source | TraceData, tokenizer: object = None) -> Model:
         name = str(getattr(reader.model, "name_or_path", "") or reader.name)
         return PretrainedModel(name, reader.model, tokenizer, whole=True)
     if isinstance(model, TraceData):
-        raise InputError("load: this is a trace, which is read already. Load the model's name.")
+        raise InputError("load: this is a trace, not a model. Give the model or its name.")
     if not isinstance(model, str | os.PathLike):
         raise InputError(
             f"load: {type(model).__name__}; expected a run's folder, a model's folder or name, a "
@@ -71,38 +70,38 @@ def load(model: Source | TraceData, tokenizer: object = None) -> Model:
         bits := describe(opened.module).get("quantization")
     ):
         print(
-            f"headloom: {model}: quantised weights, {bits}; they are read as float32",
+            f"headloom: {model}: quantised weights ({bits}) are converted to float32",
             file=sys.stderr,
         )
     return opened
 
 
 def open_model(name: Path | str, tokenizer: object = None) -> Model:
-    """Open a run, or a model by its folder, file or name; as `load`, and nothing is said."""
-    if is_run(name) or (Path(name) / "history").is_dir():  # else one that lacks its run.json
+    """Open a run, or a model by its folder, file or name; like `load`, without messages."""
+    if is_run(name) or (Path(name) / "history").is_dir():  # the latter lacks its run.json
         return Run(name)
     if (module := load_module(Path(name))) is not None:
         return Model(str(name), module, tokenizer)
-    network, own = load_pretrained(name, predicting=True)
-    return PretrainedModel(str(name), network, own if tokenizer is None else tokenizer)
+    network, saved = load_pretrained(name, predicting=True)
+    return PretrainedModel(str(name), network, saved if tokenizer is None else tokenizer)
 
 
 def open(path: Path | str) -> Trace | Run | list[Trace]:
     """Open a trace, a run, or all traces of a folder.
 
-    Returns: a Trace, whose layers are read when they are first asked for; a Run; or a list of
-    traces, in the order of their names.
+    Returns: a Trace, whose layers are read on first use; a Run; or a list of traces, in the order
+    of their names.
 
     Raises:
-        DataError: it is missing, half-written, damaged, or of a newer version; or it is a model,
-            which `headloom.load` loads.
+        DataError: missing, incomplete, damaged, or of a newer version; or a model, which
+            `headloom.load` loads.
     """
     folder = Path(path)
     if is_run(folder):
         return Run(folder)
-    inside = sorted(each.parent for each in folder.glob(f"*/{MANIFEST}"))
+    inside = sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST}"))
     if inside and not (folder / MANIFEST).exists():
-        return [Trace.open(each) for each in inside]
+        return [Trace.open(path) for path in inside]
     if str(path) in PACKAGED or (folder / "config.json").exists() or is_gguf(folder):
         raise DataError(
             f"{path}: a model, not a trace, a run, or a folder of traces. Load it: "
@@ -114,7 +113,7 @@ def open(path: Path | str) -> Trace | Run | list[Trace]:
 def _loading(
     method: Callable[Concatenate[Model, Parameters], Result],
 ) -> Callable[Concatenate[Source, Parameters], Result]:
-    """The method as a function that loads its model first: see `load`."""
+    """Convert a method to a function that loads its model first; see `load`."""
 
     @wraps(method)
     def function(model: Source, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

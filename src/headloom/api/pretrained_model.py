@@ -1,4 +1,4 @@
-"""A model of Hugging Face's Transformers and its tokenizer."""
+"""Model of Hugging Face Transformers with its tokenizer."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-#: Texts that are translated at once, and the tokens of a translation, at most.
+#: Texts per batch of a translation, and the maximum of tokens of each.
 _BATCH, _TRANSLATION = 32, 256
 
 
 class PretrainedModel(Model):
-    """A model of Transformers, and its tokenizer: where none is given, that of its `name_or_path`.
+    """Model of Transformers and its tokenizer, by default that of its `name_or_path`.
 
-    whole: whether a trace that writes nothing runs the part that predicts too.
+    whole: whether a trace without generation also runs the prediction head.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class PretrainedModel(Model):
 
     @property
     def _words(self) -> Any:
-        """The tokenizer. Raises: InputError: there is none."""
+        """Tokenizer. Raises: InputError: there is none."""
         if self.tokenizer is None:
             raise InputError(
-                f"{self.name}: no tokenizer is beside this model. Give one: headloom.load(model, "
-                "tokenizer=...); a model that only sees images has none."
+                f"{self.name}: this model has no tokenizer. Give one: headloom.load(model, "
+                "tokenizer=...); models of images alone have none."
             )
         return self.tokenizer
 
@@ -76,17 +76,17 @@ class PretrainedModel(Model):
         return cast(nn.Module, self._network if self._whole else self._network.base_model)
 
     def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
-        """The text itself; of an encoder-decoder its ids and those of the target."""
+        """Return the text itself; of an encoder-decoder the ids of text and target."""
         kind = self._config.model_type
         if target is not None and (generates or not self._is_pair):
-            why = "writes its own, by generate" if generates else "reads one text and has no target"
-            raise InputError(f"target: a {kind} {why}. Leave it out.")
+            why = "generates its target" if generates else "reads one text and has no target"
+            raise InputError(f"target: a {kind} {why}. Leave target out.")
         if generates or not self._is_pair:
             return text
         if target is None:
             raise InputError(
-                f"a {kind} reads a source and writes a target: give its text as the target, or let "
-                "the model write it, as with generate 40."
+                f"a {kind} reads a source and writes a target: give the target's text, or let the "
+                "model write it, such as with generate 40."
             )
         start = getattr(self._config, "decoder_start_token_id", None)
         ids = [] if start is None else [start]
@@ -95,7 +95,7 @@ class PretrainedModel(Model):
         return {**source, "decoder_input_ids": torch.tensor([ids])}
 
     def _image_inputs(self, picture: Image, text: str | None) -> tuple[PretrainedModel, Inputs]:
-        """An image stands where the text has the image token, else before the text."""
+        """Return inputs with the image at the text's image token, else before the text."""
         library, kind = transformers(), self._config.model_type
         takes = inspect.signature(self.module.forward).parameters
         if "pixel_values" not in takes:
@@ -123,22 +123,19 @@ class PretrainedModel(Model):
                         inputs.update(names(text, return_tensors="pt", verbose=False))
         except Exception as error:
             raise InputError(
-                f"{self.name}: no processor that makes inputs of an image ({in_brief(error)}). It "
-                "is in preprocessor_config.json; save it beside the model: "
-                "processor.save_pretrained(folder)."
+                f"{self.name}: no image processor ({in_brief(error)}). Save it in the model's "
+                "folder, as preprocessor_config.json: processor.save_pretrained(folder)."
             ) from error
         return PretrainedModel(self.name, self.module, names), inputs
 
     def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
         if not self._is_pair:
             raise InputError(
-                f"a {self._config.model_type} reads one text; only an encoder-decoder looks from a "
-                "target at its source. Give one, as Marian, BART or T5."
+                f"a {self._config.model_type} reads one text; only an encoder-decoder attends from "
+                "a target to its source. Use one, such as Marian, BART or T5."
             )
         if not getattr(self._words, "is_fast", False):
-            raise InputError(
-                "align: the tokenizer knows no offsets. Take one with a tokenizer.json."
-            )
+            raise InputError("align: the tokenizer has no offsets. Use one with a tokenizer.json.")
         start = self._config.decoder_start_token_id
         inputs: dict[str, Tensor] = {}
         words: list[list[WordParts]] = []
@@ -148,7 +145,9 @@ class PretrainedModel(Model):
             for text in texts:
                 encoded = self._words(**{option: text}, return_offsets_mapping=True, verbose=False)
                 rows.append(torch.tensor([*first, *encoded["input_ids"]]))
-                places = [[0, 0] for _ in first] + [list(own) for own in encoded["offset_mapping"]]
+                places = [[0, 0] for _ in first] + [
+                    list(span) for span in encoded["offset_mapping"]
+                ]
                 parts.append(parts_by_offsets(text, places))
             pad = torch.nn.utils.rnn.pad_sequence
             inputs[f"{prefix}input_ids"] = pad(rows, True, self._config.pad_token_id or 0)
@@ -157,7 +156,7 @@ class PretrainedModel(Model):
         return Pairs(inputs, *words)
 
     def _windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
-        """Special tokens and offsets are those of each window."""
+        """Return the windows of a text, each with its own special tokens and offsets."""
         if self._is_pair:
             kind = self._config.model_type
             raise InputError(f"window: a {kind} writes a target for the whole source.")
@@ -168,8 +167,8 @@ class PretrainedModel(Model):
         shared = (window - special) // 4
         if window > (limit or window) or window - special - shared < 1:
             raise InputError(
-                f"window {window}: give one of {special + 1} to {limit or 'any'}: "
-                f"{type(self.module).__name__} reads no more, and {special} are special tokens."
+                f"window {window}: expected {special + 1} to {limit or 'any'}, the limit of "
+                f"{type(self.module).__name__}; {special} are special tokens."
             )
         check_text(text)
         encoded = self._words(
@@ -183,17 +182,17 @@ class PretrainedModel(Model):
         ]
 
     def _loss(self, text: object, target: str | None) -> Measure:
-        """See Model; of an encoder that predicts no tokens, the change of its output."""
+        """Return the loss on a text; of an encoder alone, the change of its output."""
         if text is None:
-            raise InputError("ablate: give the text that the model reads.")
+            raise InputError("ablate: text is missing. Give the model's input.")
         if not isinstance(text, str):
             (texts,) = given_columns(text, {"text": None})
-            own = [self._loss(each, target) for each in texts]
+            losses = [self._loss(text, target) for text in texts]
             return Measure(
-                own[0].name, lambda: torch.stack([each.run() for each in own]).mean(),
-                differentiable=own[0].differentiable,
+                losses[0].name, lambda: torch.stack([loss.run() for loss in losses]).mean(),
+                differentiable=losses[0].differentiable,
             )  # fmt: skip
-        self._inputs(text, target)  # refuses a target of a model that has none, or the lack of one
+        self._inputs(text, target)  # checks whether a target fits
         network = self._network
         inputs = dict(self._words(text, return_tensors="pt", verbose=False))
         if target is not None:
@@ -218,34 +217,33 @@ class PretrainedModel(Model):
         read = self._inputs(text, target)
         if isinstance(read, str):
             read = self._words(text, return_tensors="pt", verbose=False)
-        given = dict(read)
-        self._drop_unread(given)
-        ids = given["input_ids"][0].tolist()
+        inputs = dict(read)
+        self._drop_unread(inputs)
+        ids = inputs["input_ids"][0].tolist()
         if not ids:
             raise InputError("the text is empty; give at least one token.")
         tokens = token_names(ids, self._words)
         if self._classifies:
             labels = [str(name) for _, name in sorted(self._config.id2label.items())]
             return Prediction(
-                self.module, given, tokens, [], partial(one_label, labels),
+                self.module, inputs, tokens, [], partial(one_label, labels),
                 lambda numbers: [labels[n] for n in numbers],
             )  # fmt: skip
         if not self._predicts_tokens:
             raise InputError(
-                f"{type(self.module).__name__} predicts nothing that a token could be relevant "
-                "for. Give a language model, or a classifier of whole texts "
-                "(ForSequenceClassification)."
+                f"{type(self.module).__name__} makes no predictions. Use a language model, or a "
+                "classifier of whole texts (ForSequenceClassification)."
             )
         after = tokens
-        if "decoder_input_ids" in given:
-            after = token_names(given["decoder_input_ids"][0].tolist(), self._words)
+        if "decoder_input_ids" in inputs:
+            after = token_names(inputs["decoder_input_ids"][0].tolist(), self._words)
         mask = None
         if self._is_masked and position is None:
             if self._words.mask_token_id not in ids:
                 raise InputError(f"put {self._words.mask_token} where the token is predicted.")
             mask = ids.index(self._words.mask_token_id)
         return Prediction(
-            self.module, given, tokens, after, self._number,
+            self.module, inputs, tokens, after, self._number,
             lambda numbers: token_names(numbers, self._words), mask,
         )  # fmt: skip
 
@@ -260,7 +258,7 @@ class PretrainedModel(Model):
     def _written(
         self, texts: Sequence[str], options: PredictOptions, limit: int, **how: object
     ) -> tuple[Tensor, Tensor]:
-        """The ids of texts, and what the model's own `generate` writes for them."""
+        """Return the ids of texts, and the output of the model's own `generate`."""
         module = self._network
         batch = self._words(list(texts), return_tensors="pt", padding=len(texts) > 1, verbose=False)
         inputs = {name: value.to(module.device) for name, value in batch.items()}
@@ -286,7 +284,7 @@ class PretrainedModel(Model):
             how = {"do_sample": True, "temperature": options.temperature,
                    "top_k": options.top_k or 0, "top_p": options.top_p or 1.0}  # fmt: skip
         ids, written = self._written([prompt], options, options.max_new_tokens, **how)
-        # Decoded whole: of a part, some tokenizers leave out the first space.
+        # Decoded whole: some tokenizers drop the first space of a part.
         before, whole = (self._words.decode(i[0], skip_special_tokens=True) for i in (ids, written))
         return str(whole[len(before) :])
 
@@ -334,7 +332,7 @@ class PretrainedModel(Model):
 
     @property
     def _is_pair(self) -> bool:
-        """Whether it reads a source and writes a target."""
+        """Whether the model is an encoder-decoder."""
         return bool(getattr(self._config, "is_encoder_decoder", False))
 
     @property
@@ -350,12 +348,12 @@ class PretrainedModel(Model):
         return self._network.get_output_embeddings() is not None
 
     def _drop_unread(self, inputs: JsonObject) -> None:
-        """Take out the types of the tokens, where the model does not read them."""
+        """Remove token types where the model does not read them."""
         if "token_type_ids" not in inspect.signature(self.module.forward).parameters:
             inputs.pop("token_type_ids", None)
 
     def _number(self, option: str, word: str) -> int:
-        """The token that the word of an option names; the unknown one where it is asked for."""
+        """Return the token of an option's word; the unknown token only where requested."""
         ids = self._words(word, add_special_tokens=False)["input_ids"]
         unknown = None if word == self._words.unk_token else self._words.unk_token_id
         return one_token(f"{option} {word}", ids, unknown)

@@ -1,7 +1,6 @@
-"""Many tasks done at once, by processes of this machine or of a Ray cluster, each with its model.
+"""Many tasks by several processes of this machine or of a Ray cluster, each with its model.
 
-Every task is done, perhaps twice where a process ends in the middle of it: what does a task must
-take what is done already as done.
+A task may run twice where a process dies in the middle of it, so a task must skip finished work.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ if TYPE_CHECKING:
     from headloom.api.corpus import TracingWork
     from headloom.api.model import Model
 
-#: The name of a text, and the text; and why nothing could be made of it, or None.
+#: Name of a text, and the text; name, and error message or None.
 Task = tuple[str, str]
 Result = tuple[str, str | None]
 
 #: The number of prctl's PR_SET_PDEATHSIG.
 _SIGNAL_AT_DEATH_OF_PARENT = 1
-#: Tasks that wait for a worker, at most: a corpus may have millions.
+#: Maximum of queued tasks: a corpus may have millions.
 _WAITING = 1024
-#: How often a text is begun again where its process dies.
+#: Retries of a text whose process has died.
 _RETRIES = 2
-#: Ray without statistics of use, lines of its processes, or a try of 40 s to reach what is not.
+#: Ray without usage statistics, log lines of its processes, or 40 s of connection retries.
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
     "RAY_SCHEDULER_EVENTS": "0", "RAY_NUM_REDIS_GET_RETRIES": "1",
@@ -56,11 +55,11 @@ _QUIET = {
 def results(
     work: TracingWork, tasks: Mapping[str, str], workers: str, model: Model
 ) -> Iterator[Result]:
-    """Do tasks, texts by their names, and yield each result as it comes, in any order.
+    """Run tasks, texts by their names, and yield each result when it is ready, in any order.
 
     workers: a number of processes of this machine, 1 for this one alone; or the address of a Ray
-    cluster: HOST:PORT of its head, "auto" for the one that RAY_ADDRESS names or that runs here,
-    "local" for one that ends with the call. model: the work's, as this process has opened it.
+    cluster: HOST:PORT of its head, "auto" for that of RAY_ADDRESS or of this machine, "local" for
+    a temporary one. model: already opened by this process.
     """
     if not (workers.isascii() and workers.isdigit()):
         yield from _by_ray(work, tasks, workers)
@@ -75,7 +74,7 @@ def results(
 
 @lru_cache(maxsize=1)
 def _opened(work: TracingWork, threads: int) -> Callable[[Task], str | None]:
-    """What does the tasks in this process, which opens its model once."""
+    """Return the task function of this process, which opens its model once."""
     torch.set_num_threads(threads)
     return work.start()
 
@@ -85,28 +84,28 @@ def _do(work: TracingWork, threads: int, task: Task) -> Result:
 
 
 def _by_processes(work: TracingWork, tasks: Mapping[str, str], workers: int) -> Iterator[Result]:
-    """By processes of this machine, which share its cores."""
+    """Run tasks by processes of this machine, which share its cores."""
     threads = max(1, (os.cpu_count() or 1) // workers)
-    # Processes of their own, not copies of this one: threads of torch do not survive a fork.
+    # Spawned, not forked: threads of torch do not survive a fork.
     pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), _end_with_parent)
     remaining = iter(tasks.items())
     try:
-        while some := list(islice(remaining, _WAITING)):
-            yield from pool.map(partial(_do, work, threads), some)
+        while group := list(islice(remaining, _WAITING)):
+            yield from pool.map(partial(_do, work, threads), group)
     except BrokenProcessPool:
         raise DataError(
-            f"{work.folder}: a worker was killed, perhaps for want of memory. What is traced is "
-            "there: give the same command again, with fewer workers, and it goes on."
+            f"{work.folder}: a worker was killed, perhaps out of memory. Finished traces are kept: "
+            "the same command, with fewer workers, continues."
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended, even by ``kill -9``.
+    """End this process as soon as its parent process has ended, even by ``kill -9``.
 
-    A pipe of multiprocessing closes then, on every system; on Linux the system also sends a signal,
-    which needs no thread of ours to run. Ctrl-C is for the one that started it.
+    A pipe of multiprocessing closes then, on every system; Linux also sends a signal, which works
+    even if no thread of ours runs. Ctrl-C is left to the parent.
     """
     parent = parent_process()
     if parent is None:
@@ -123,7 +122,7 @@ def _end_with_parent() -> None:
 
 
 def _by_ray(work: TracingWork, tasks: Mapping[str, str], address: str) -> Iterator[Result]:
-    """By processes of a Ray cluster. Ray places them, and begins again what dies with one."""
+    """Run tasks by a Ray cluster, which schedules them and repeats those of a dead process."""
     with optional_package("workers", installing("ray")):
         if find_spec("ray") is None:
             raise ModuleNotFoundError(name="ray")
@@ -148,37 +147,37 @@ def _by_ray(work: TracingWork, tasks: Mapping[str, str], address: str) -> Iterat
                         raise DataError(str(error.cause)) from None
                     raise
                 except ray.exceptions.RayError:
-                    reason = f"its process died {_RETRIES + 1} times, perhaps for want of memory"
+                    reason = f"its process died {_RETRIES + 1} times, perhaps out of memory"
                     yield title, reason
 
 
 def _done_elsewhere(
-    work: TracingWork, version: str, directory: str, seen: list[str], task: Task
+    work: TracingWork, version: str, directory: str, paths: list[str], task: Task
 ) -> Result:
-    """Do a task in a process of Ray."""
+    """Run a task in a process of Ray."""
     machine = socket.gethostname()
     if version != __version__:
         raise DataError(
-            f"{machine}: headloom {__version__}; it is {version} where the command runs. Install "
-            "the same version on all machines."
+            f"{machine}: headloom {__version__}, but {version} where the command runs. Install the "
+            "same version on all machines."
         )
-    for path in seen:
+    for path in paths:
         if not Path(path).exists():
             raise DataError(
-                f"{machine}: this machine of the Ray cluster does not see {path}. Use folders that "
-                "all machines share, by the same path."
+                f"{machine}: {path} does not exist on this machine of the Ray cluster. Use folders "
+                "that all machines share, with the same paths."
             )
-    os.chdir(directory)  # where relative paths begin
+    os.chdir(directory)  # base of relative paths
     return _do(work, 1, task)
 
 
 @contextmanager
 def _cluster(address: str) -> Iterator[ModuleType]:
-    """Ray, connected to a cluster while the block runs."""
+    """Connect Ray to a cluster while the block runs."""
     os.environ.update(_QUIET)
     if address == "local":
-        # The ports of a cluster are open to the network, and who reaches one may run anything,
-        # unless it asks for a token.
+        # The ports of a cluster are open to the network, and allow anyone to run code, unless it
+        # requires a token.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     elif address != "auto":
@@ -186,15 +185,15 @@ def _cluster(address: str) -> Iterator[ModuleType]:
     import ray  # reads its environment once
     import ray.exceptions
 
-    own = {"include_dashboard": False, "num_gpus": 0} if address == "local" else {}
+    options = {"include_dashboard": False, "num_gpus": 0} if address == "local" else {}
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **own)
+        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise DataError(
             f"the Ray cluster at {address} cannot be reached: {reason}. Check that `ray status` "
-            "answers here, on a machine of it, with the same versions of Ray and Python and, where "
-            "it asks for a token, RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
+            "works here, on a machine of the cluster, with the same Ray and Python and, if it "
+            "requires a token, RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
         ) from None
     try:
         yield ray
@@ -203,12 +202,12 @@ def _cluster(address: str) -> Iterator[ModuleType]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise where nobody listens at an address, which Ray itself would try for minutes."""
+    """Raise an error where nothing listens at an address; Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not (port.isascii() and port.isdigit()):
         raise InputError(
             f"workers {address}: expected a number of processes of this machine; or a Ray "
-            "cluster: HOST:PORT of its head, as 10.0.0.1:6379, auto, or local."
+            "cluster: HOST:PORT of its head, such as 10.0.0.1:6379, auto, or local."
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

@@ -1,4 +1,4 @@
-"""What models are asked, and how they answer: see `headloom.api.model.Model`."""
+"""Base class of models: the operations that `headloom.api.model.Model` builds on."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
     from headloom.analysis.alignment.words import WordParts
 
-#: What a model reads: tensors by the names of its arguments; or a text that its tracer encodes.
+#: Model inputs: tensors by argument name; or a text, encoded by the tracer.
 Inputs = Mapping[str, torch.Tensor] | str
-#: What a model predicts from a text: what follows it, its translation, or its class.
+#: Prediction from a text: its continuation, its translation, or its class.
 Kind = Literal["text", "translation", "label"]
-#: Told the path and the number of each layer that is done, of how many.
+#: Called with path and number of each finished layer, and their total.
 Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Settings of what a model writes: see `headloom.Model.predict`."""
+    """Settings of a model's output; see `headloom.Model.predict`."""
 
     beam: int = 5
     length_penalty: float | None = None
@@ -52,19 +52,19 @@ class PredictOptions:
     products: Products = "float32"
 
     def __post_init__(self) -> None:
-        """Raise an InputError where more is asked for than a beam holds."""
+        """Raise an InputError where n_best exceeds the beam."""
         if self.n_best > self.beam:
             raise InputError(
-                f"n_best {self.n_best}: a beam of {self.beam} holds no more than {self.beam}. "
-                f"Give beam {self.n_best}, or a smaller n_best."
+                f"n_best {self.n_best}: larger than the beam of {self.beam}. Use beam "
+                f"{self.n_best}, or a smaller n_best."
             )
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that a model gives, by `run`; tokens: of the one input that it reads.
+    """Number computed by a model with `run`; tokens: of its one input.
 
-    differentiable: whether its gradient says how it changes; not of a distance, least at 0.
+    differentiable: whether its gradient predicts changes; not of a distance, minimal at 0.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Measure:
 
 
 class Pairs(NamedTuple):
-    """Pairs of a source and its target: a batch, and of which tokens the words of each are made."""
+    """Batch of source and target pairs, with the tokens of each word."""
 
     inputs: Mapping[str, torch.Tensor]
     sources: list[WordParts]
@@ -83,14 +83,14 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A model, the inputs it reads, and the names of its predictions.
+    """Model, its inputs, and the names of its predictions.
 
-    tokens: of the text, whose relevance is asked; read: those that predictions come after, of an
-    encoder-decoder the target's, of a classifier none.
+    tokens: of the text; read: tokens that predictions follow: of an encoder-decoder the target's,
+    of a classifier none.
     number: from an option and its word to the number of a logit; names: from numbers to names.
-    masked: the place of a mask, whose token is predicted.
-    pooling: "mean" or "max", of a classifier whose class comes from all positions; None: from one.
-    parts: gives what each position adds then to each logit, (positions, classes).
+    masked: position of the mask whose token is predicted.
+    pooling: "mean" or "max", of a classifier that pools all positions; None: it reads one.
+    parts: computes each position's share of each logit, (positions, classes), with pooling.
     """
 
     network: nn.Module
@@ -105,9 +105,9 @@ class Prediction:
 
 
 def check_text(text: str | Sequence[int]) -> None:
-    """Raises: InputError: a text, or what its ids are, is empty, or of spaces alone."""
+    """Raise an InputError where a text, or a list of ids, is empty or blank."""
     if not (text.strip() if isinstance(text, str) else text):
-        raise InputError("the text is empty; give at least one character that is no space.")
+        raise InputError("the text is empty; give at least one character that is not a space.")
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -120,11 +120,11 @@ def check_output(output: Path, overwrite: bool) -> None:
         if problem:
             raise DataError(f"{output} is not overwritten: {problem}. Choose another name.")
         if not overwrite:
-            raise DataError(f"{output} exists already. Choose another name, or give overwrite.")
+            raise DataError(f"{output} exists already. Choose another name, or use overwrite.")
 
 
 def one_label(labels: Sequence[str], option: str, word: str) -> int:
-    """The number of a label. Raises: InputError: there is no such."""
+    """Return the number of a label. Raises: InputError: no such label."""
     if word not in labels:
         known = ", ".join([*labels[:20], *["..."][: len(labels) > 20]])
         raise InputError(f"{option} {word}: no such label; there are {known}.")
@@ -132,16 +132,16 @@ def one_label(labels: Sequence[str], option: str, word: str) -> int:
 
 
 def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:
-    """The only token of a word. Raises: InputError: it has more, or is not in the vocabulary."""
+    """Return a word's single token. Raises: InputError: it has several, or is unknown."""
     if len(ids) != 1:
-        raise InputError(f"{option}: {len(ids)} tokens; expected one. Give another word.")
+        raise InputError(f"{option}: {len(ids)} tokens; expected one. Use another word.")
     if ids[0] == unknown:
-        raise InputError(f"{option}: not in the vocabulary of this model. Give another word.")
+        raise InputError(f"{option}: not in the vocabulary of this model. Use another word.")
     return ids[0]
 
 
 def tell_unknown(what: str, parts: Sequence[str]) -> None:
-    """Name, on standard error, the characters or words of a text that a run's vocabulary lacks."""
+    """Print the characters or words of a text that a run's vocabulary lacks, on stderr."""
     if parts:
         shown = " ".join(map(visible, parts[:10])) + (" ..." if len(parts) > 10 else "")
         kind = "characters" if all(len(part) == 1 for part in parts) else "words"
@@ -153,7 +153,7 @@ def tell_unknown(what: str, parts: Sequence[str]) -> None:
 
 
 class Questions:
-    """A network and its tokenizer, and what the verbs ask of them; subclasses answer it."""
+    """Network and tokenizer, with the operations of the verbs; subclasses implement them."""
 
     def __init__(self, name: str, module: nn.Module, tokenizer: object = None) -> None:
         self.name = name
@@ -161,16 +161,16 @@ class Questions:
 
     @property
     def module(self) -> nn.Module:
-        """The network, a `torch.nn.Module`."""
+        """Network, a `torch.nn.Module`."""
         return self._module
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer, which names the token ids; None: there is none, as of images."""
+        """Tokenizer, which names the token ids; None: there is none, as of images."""
         return self._tokenizer
 
     def _lacks(self, what: str) -> NoReturn:
-        """Raise an InputError that says what this model cannot do."""
+        """Raise an InputError that names an operation which this model lacks."""
         raise InputError(
             f"{self.name}: {what} is for runs and models of Transformers; a "
             f"{type(self.module).__name__} reads tensors. Call its .module, or trace it on tensors."
@@ -178,29 +178,29 @@ class Questions:
 
     @property
     def _body(self) -> nn.Module:
-        """The part that runs where nothing is predicted; layers have their paths in it."""
+        """Part without the prediction head; layer paths are relative to it."""
         return self.module
 
     def _unknown_parts(self, text: str) -> Sequence[str]:
-        """Characters, or words, of a text that the vocabulary lacks."""
+        """Return the characters, or words, of a text that the vocabulary lacks."""
         return ()
 
     def _inputs(self, text: str, target: str | None = None, *, generates: bool = False) -> Inputs:
-        """Return the inputs for a text and a target, after which the model perhaps `generates`."""
+        """Return the inputs for a text and a target; generates: for a generation."""
         if target is not None:
             self._lacks("a target")
-        return text  # which the tokenizer of the trace encodes
+        return text
 
     def _image_inputs(self, picture: Image, text: str | None) -> tuple[Questions, Inputs]:
-        """A model that sees a picture, and perhaps reads a text; and its inputs."""
+        """Return a model that reads an image, perhaps with a text; and its inputs."""
         self._lacks("a picture")
 
     def _pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
-        """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
+        """Return sources and targets of an encoder-decoder as a batch."""
         self._lacks("aligning texts")
 
     def _windows(self, text: str, window: int) -> list[dict[str, Tensor]]:
-        """A long text in windows of so many tokens, which share a quarter of them."""
+        """Split a long text into windows of so many tokens, which overlap by a quarter."""
         self._lacks("a text")
 
     def _verify(self, inputs: Inputs, options: TraceOptions, *, generates: bool = False) -> None:
@@ -219,10 +219,10 @@ class Questions:
     ) -> TraceData | list[TraceData]:
         """Trace the model on inputs; None: a run on its graph.
 
-        description: added to that of the model; verification: None: done on these inputs.
+        description: added to the model's; verification: an earlier result, None: verify now.
         """
         if inputs is None:
-            raise InputError("trace: give what the model reads: a text, an image or tensors.")
+            raise InputError("trace: the input is missing. Give a text, an image or tensors.")
         return trace_with(
             self._body if generate is None else self.module, inputs, options, generate,
             verification=verification, about=description,
@@ -241,17 +241,17 @@ class Questions:
     def _translations(
         self, lines: Iterator[str], options: PredictOptions, described: bool
     ) -> Iterator[JsonObject]:
-        """Each line's "source" and "hypotheses", the best first, none of an empty line."""
+        """Yield each line's "source" and "hypotheses", the best first, none of an empty line."""
         self._lacks("translating")
 
     def _classes(self, texts: Sequence[str]) -> list[Classification]:
-        """Classify texts; an empty one has no label."""
+        """Return the class probabilities of each text; None of an empty one."""
         self._lacks("classifying texts")
 
     def _loss(self, text: object, target: str | None) -> Measure:
-        """The loss on a text, or on examples; without, on some of a run's validation data."""
+        """Return the loss on a text or examples; None: on validation data of a run."""
         self._lacks("the loss of a text")
 
     def _prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
-        """The model and its inputs, ready for a question about one of its predictions."""
+        """Return the model and its inputs for a question about one of its predictions."""
         self._lacks("a prediction from a text")

@@ -1,4 +1,4 @@
-"""What the functions of the face read: traces in memory, or where they are on disk."""
+"""Arguments of public functions: traces in memory or on disk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Traces: TypeAlias = OneTrace | Sequence[OneTrace]
 
 
 def traces_of(asker: str, x: Traces) -> list[TraceData]:
-    """Return the traces that are given, or open them; of a run, its probe at the end."""
+    """Return traces given as objects or paths; of a run, its last probe."""
     traces: list[TraceData] = []
-    for each in [x] if isinstance(x, TraceData | Path | str) or hasattr(x, "path") else x:
-        place = getattr(each, "path", each)  # of a run
+    for item in [x] if isinstance(x, TraceData | Path | str) or hasattr(x, "path") else x:
+        place = getattr(item, "path", item)  # of a run
         path = Path(place) if isinstance(place, str | Path) else None
         inside = sorted(path.glob("*/trace.json")) if path is not None and path.is_dir() else []
         if path is not None and is_run(path):
@@ -30,14 +30,14 @@ def traces_of(asker: str, x: Traces) -> list[TraceData]:
         elif path is not None and inside and not (path / "trace.json").exists():
             traces += [TraceData.open(manifest.parent) for manifest in inside]
         else:
-            traces.append(trace_of(asker, each))
+            traces.append(trace_of(asker, item))
     if not traces:
-        raise DataError("no trace is given. Make one: headloom trace MODEL --text ... -o t.loom")
+        raise DataError("no traces. Make one: headloom trace MODEL --text ... -o t.loom")
     return traces
 
 
 def history_of(path: Path) -> History:
-    """The history of a run. Raises: DataError: not a run, or one without snapshots."""
+    """Open the history of a run. Raises: DataError: not a run, or one without snapshots."""
     past = History(RunFolder.open(path).history)
     if not past.steps:
         raise DataError(f"{path}: this run has no snapshots. Train with training.history = true.")
@@ -45,5 +45,5 @@ def history_of(path: Path) -> History:
 
 
 def labels(trace: TraceData) -> list[str]:
-    """The layers of a trace as tables print them: 5, or 5 (cross 1)."""
+    """Return the names of a trace's layers in tables: 5, or 5 (cross 1)."""
     return [trace.label(number) for number in range(len(trace.layers))]

@@ -1,4 +1,4 @@
-"""`headloom.Run`: a training run, which is a model and how it was trained."""
+"""`headloom.Run`: a training run, as a model with its history."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Run(Drawn, RunModel):
-    """A training run: a `Model`, its configuration, and what was measured while it was trained.
+    """Training run: a `Model`, its configuration, and the measurements of its training.
 
-    The weights are read when they are first needed, so that a run that still trains opens too, and
-    one that `headloom.monitor` watches, whose weights are its owner's.
+    The weights are read on first use, so that a run in training can be opened, and one that
+    `headloom.monitor` watches, which has none.
 
     path: of its folder.
     """
@@ -40,21 +40,21 @@ class Run(Drawn, RunModel):
 
     @property
     def model(self) -> Self:
-        """The run itself, which is a model."""
+        """Run itself, which is a model."""
         return self
 
     @property
     def state(self) -> str:
-        """Whether it is "training", or interrupted while it was, or "finished"."""
+        """State: "training" (also if interrupted) or "finished"."""
         return self._folder.state
 
     @cached_property
     def config(self) -> RunConfig:
-        """The configuration, as in a TOML file. Raises: InputError: a watched one has none."""
+        """Configuration, as in a TOML file. Raises: InputError: a watched run has none."""
         if self._folder.monitored() is not None:
             raise InputError(
-                f"{self.name}: a training that headloom.monitor watched has no configuration of "
-                "headloom. Its .history and .metrics are there."
+                f"{self.name}: a training watched by headloom.monitor has no configuration of "
+                "headloom, only .history and .metrics."
             )
         return check_config(self._folder.config(), str(self.path / "config.json"))
 
@@ -62,8 +62,8 @@ class Run(Drawn, RunModel):
     def outcome(self) -> JsonObject:
         """Outcome of the training, as ``headloom train --json`` prints it.
 
-        steps, and tokens learned from; train_seconds; best_loss and best_step, of the weights that
-        are kept; reason: the key of [training] that ended it, "" while it trains.
+        steps; tokens trained on; train_seconds; best_loss and best_step, of the kept weights;
+        reason: the key of [training] that ended it, "" while it trains.
         """
         place = Position(**read_notes(self._folder.checkpoint, "checkpoint")["position"])
         best, settings = read_notes(self._folder.best, "checkpoint"), self.config.training
@@ -95,17 +95,17 @@ class Run(Drawn, RunModel):
 
         ax, width: see `headloom.TraceLayer.plot`; options: of `matplotlib.axes.Axes.plot`.
         """
-        how: dict[str, object] = {"ax": ax, "width": width, "log": False}
-        drawn: Axes = self._plot("history", self.history, "loss", **(how | options))
-        return drawn
+        settings: dict[str, object] = {"ax": ax, "width": width, "log": False}
+        axes: Axes = self._plot("history", self.history, "loss", **(settings | options))
+        return axes
 
     def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
-        """The studio of the run in a browser, served in the background until the program ends."""
+        """Open the run's studio in a browser, served in the background until the program ends."""
         return view(studio_of(self), port=port, browser=browser)
 
     def __repr__(self) -> str:
         if self._folder.monitored() is not None:
-            return f"Run({self.name!r}: a training that headloom.monitor watches)"
+            return f"Run({self.name!r}: a training watched by headloom.monitor)"
         task, model = self.config.task.kind, self.config.model.kind
         reports = self._folder.reports.read()
         step = f", step {reports[-1]['step']:,}" if reports else ""

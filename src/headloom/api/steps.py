@@ -46,34 +46,32 @@ def steps(
 ) -> Steps:
     """Work attention through on a short sentence: every matrix, from embeddings to the output.
 
-    The matrices are given as arrays or in a file, drawn from a seed, or those of a trained model.
+    The matrices come from arrays, a file, a seed, or a trained model.
 
     Args:
-        sentence: words, or tokens one by one; None: "the cat sat". With a model: its text.
-        kind: "encoder" (everybody looks at everybody), "decoder" (nobody looks ahead), "cross"
-            (the target looks at the sentence). None: "encoder",
-            with a model its first layer's.
-        target: what a decoder has written; None: a translation of the default sentence, with a
-            model that translates its own.
-        query: the word, or its number, that is worked through alone; None: the last.
-        head: whose tables are shown; None: both of two, else head 0.
+        sentence: words, or a list of tokens; None: "the cat sat". With a model: its text.
+        kind: "encoder" (no mask), "decoder" (causal), "cross" (from target to sentence). None:
+            "encoder", with a model the kind of its first layer.
+        target: text of the decoder; None: a translation of the default sentence, or the model's.
+        query: the word, or its number, that is shown in detail; None: the last.
+        head: the head that is shown; None: both of two, else head 0.
         matrices: a .npz or .json file with some of the arrays.
         model: a training run, or a model of Hugging Face.
-        layer: of a model, which one of the kind, from 0.
-        width, heads: of what is drawn; None: 4, and 2 heads.
+        layer: of a model: number among the layers of this kind, from 0.
+        width: of random matrices; None: 4.
+        heads: of random matrices; None: 2.
         positions: "sinusoidal", "none" or a row for each place; added to the embeddings.
-        seed: of what is drawn.
+        seed: of random matrices.
         digits: decimals shown, 0 to 6.
-        learn: steps of gradient descent, worked through backward from the output; 0: none. Not
-            with a model, whose training `headloom train` keeps.
-        wanted: what each word's output should be: the vector of the word "previous", "next" or
-            "same" (at its place). None: "previous", of a decoder "next", of "cross" "same".
-        rate: how far a step of gradient descent goes.
-        arrays: embeddings, target_embeddings, W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O; what is
-            missing is drawn. See `headloom.studio.steps.matrices.Matrices`.
+        learn: steps of gradient descent, shown with back-propagation; 0: none. Not with a model.
+        wanted: target output of each word: the vector of the "previous", "next" or "same" word.
+            None: "previous", of a decoder "next", of "cross" "same".
+        rate: learning rate of gradient descent.
+        arrays: embeddings, target_embeddings, W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O; missing ones
+            are random. See `headloom.studio.steps.matrices.Matrices`.
 
     Returns: Steps: print it, show it in a notebook, `picture` it; every matrix is an attribute.
-    Raises: InputError, ShapeError, DataError: what is given cannot be used; one line says why.
+    Raises: InputError, ShapeError, DataError: an argument that cannot be used.
     Source: Vaswani et al. 2017, section 3.2.
 
     >>> walk = steps("I see", W_Q=[[0.0]], W_K=[[1.0]], W_V=[[1.0]], W_O=[[1.0]], heads=1,
@@ -94,12 +92,12 @@ def steps(
 
         if matrices is not None or arrays or width is not None or heads is not None or learn:
             raise InputError(
-                "model: its matrices are its own, and `headloom train` shows how they learn. Leave "
-                "out matrices, sizes and learn, or the model."
+                "model: a model has matrices of its own, and `headloom train` trains it. Leave out "
+                "matrices, sizes and learn, or the model."
             )
         return steps_of_model(load(model), sentence, target, kind, layer, show)
     if layer:
-        raise InputError(f"layer {layer}: drawn or given matrices are one layer. Give a model.")
+        raise InputError(f"layer {layer}: without a model there is one layer. Give a model.")
     if kind in (None, "encoder") and target is not None:
         raise InputError(
             'target: an encoder reads one sentence. Choose the kind "decoder" or "cross".'
@@ -110,7 +108,7 @@ def steps(
     if not isinstance(positions, str):
         table["positions"] = positions
     known = Matrices({**table, **arrays}, width, heads, seed)
-    shape: Kind = next((each for each in SOURCES if each == kind), "encoder")
+    shape: Kind = next((name for name in SOURCES if name == kind), "encoder")
     if sentence is None and "embeddings" not in known.known:
         sentence = "the cat sat"
         target = "die Katze saß" if target is None and shape == "cross" else target
@@ -122,7 +120,7 @@ def steps(
         queries = known.words(tokens, placed, "target_embeddings")
     elif shape == "cross":
         raise InputError(
-            "cross: give the target too, whose words look at the sentence, as in: headloom steps "
+            "cross: give the target too, which attends to the sentence: headloom steps "
             '"the cat" --target "die Katze" --kind cross.'
         )
     keys = source if shape == "cross" else queries

@@ -1,7 +1,7 @@
-"""`headloom.Trace`: a trace, and everything that can be asked of it.
+"""`headloom.Trace`: a trace with its analyses and views.
 
-A trace is read on every floor, as `headloom.formats.trace.TraceData`. What users hold is this
-class, which stands above the analyses and the studio that it opens.
+Lower modules use `headloom.formats.trace.TraceData`; this subclass for users adds the analyses and
+the studio.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Trace(Drawn, Hints, TraceData):
 
     @classmethod
     def of(cls, data: TraceData) -> Self:
-        """The same tokens and layers."""
+        """Convert trace data to a Trace."""
         if isinstance(data, cls):
             return data
         if not isinstance(data, TraceData):
@@ -64,8 +64,10 @@ class Trace(Drawn, Hints, TraceData):
     }
 
     def __getitem__(self, place: Any) -> Any:
-        """A layer: ``trace[5]``, ``trace["cross", 1]``, ``trace["encoder.layer.0"]``; or a head of
-        one: ``trace[5, 2]``, ``trace["cross", 1, 2]``. See `layer`.
+        """Return a layer or a head.
+
+        Layers: ``trace[5]``, ``trace["cross", 1]``, ``trace["encoder.layer.0"]``, see `layer`;
+        heads: ``trace[5, 2]``, ``trace["cross", 1, 2]``.
 
         Raises: InputError: no such layer, or head.
         """
@@ -76,42 +78,42 @@ class Trace(Drawn, Hints, TraceData):
         heads = place[1 + of_kind :]
         if len(heads) > 1:
             raise InputError(
-                f"trace[{in_words(place)}]: expected a layer and a head; of the head a tile, as "
+                f"trace[{in_words(place)}]: expected a layer and a head; slice the head as in "
                 "trace[5, 2][:10, :10]."
             )
         return layer[heads[0]] if heads else layer
 
     def __len__(self) -> int:
-        """The number of layers."""
+        """Return the number of layers."""
         return len(self.layers)
 
     def __iter__(self) -> Iterator[TraceLayer]:
         return iter(self.layers)
 
     def __bool__(self) -> bool:
-        """True: a trace is something, with or without layers."""
+        """Return True, also without layers."""
         return True
 
     def head(self, layer: int | str, head: int) -> Head:
-        """A head of a layer: ``trace[layer, head]``."""
+        """Return a head of a layer: ``trace[layer, head]``."""
         return self.layer(layer)[head]
 
     def weights(self, layer: int | str, head: int) -> Tensor:
-        """The weights of a head, (queries, keys); see `Head.weights`."""
+        """Return the weights of a head, (queries, keys); see `Head.weights`."""
         return self.head(layer, head).weights
 
     @property
     def attentions(self) -> tuple[Tensor, ...]:
-        """The weights of every layer, (1, heads, queries, keys), in the form of Transformers.
+        """Weights of every layer, (1, heads, queries, keys), in the form of Transformers.
 
-        As exact as `Head.weights`: of the kept edges alone where a layer has no queries and keys.
+        As exact as `Head.weights`: from the kept edges where a layer has no queries and keys.
         """
         return tuple(torch.stack([head.weights for head in layer])[None] for layer in self)
 
     def to_networkx(
         self, layer: int | str, head: int, threshold: float = 0.0
     ) -> networkx.DiGraph | networkx.Graph:
-        """A head as a NetworkX graph; see `Head.to_networkx`."""
+        """Return a head as a NetworkX graph; see `Head.to_networkx`."""
         return self.head(layer, head).to_networkx(threshold)
 
     def heads(
@@ -124,7 +126,7 @@ class Trace(Drawn, Hints, TraceData):
         exact: bool | None = None,
         needle: str | None = None,
     ) -> pandas.DataFrame:
-        """Return the role and the measures of each head: see `headloom.heads`."""
+        """Return the role and the measures of each head; see `headloom.heads`."""
         from headloom.api.heads import heads
 
         return heads(
@@ -132,11 +134,10 @@ class Trace(Drawn, Hints, TraceData):
         )
 
     def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
-        """How much of each input position is in each output position, (queries, keys).
+        """Return the share of each input position in each output position, (queries, keys).
 
-        By the product over layers of ``1/2 W + 1/2 I``, W the weights averaged over heads. See
-        `headloom.analysis.graphs.rollout.rollout`; rows and columns of long traces are cheaper
-        there.
+        The product over layers of ``1/2 W + 1/2 I``, with W the mean of weights over heads. See
+        `headloom.analysis.graphs.rollout.rollout`, which is cheaper for single rows and columns.
         """
         from headloom.analysis.graphs.rollout import rollout
 
@@ -152,7 +153,7 @@ class Trace(Drawn, Hints, TraceData):
         number: int = 0,
         size: tuple[int, int] | None = None,
     ) -> ImageMap:
-        """Map what a word looks at in an image of its text: see `headloom.image_map`."""
+        """Map the attention of a word to an image of its text; see `headloom.image_map`."""
         from headloom.analysis.image_map import image_map
 
         return image_map(self, layer, head, token, image=image, number=number, size=size)
@@ -164,21 +165,21 @@ class Trace(Drawn, Hints, TraceData):
         policy: Rule | Sequence[Rule] | None = None,
         prompt_tokens: int | None = None,
     ) -> Eviction:
-        """Measure what a cache of fewer keys would throw away: see `headloom.evict`."""
+        """Measure what a cache of fewer keys would lose; see `headloom.evict`."""
         from headloom.analysis.eviction.evict import evict
 
         return evict(self, budget=budget, policy=policy, prompt_tokens=prompt_tokens)
 
     def query(self, sql: str) -> pandas.DataFrame:
-        """Ask in SQL: see `headloom.query`."""
+        """Query the trace in SQL; see `headloom.query`."""
         from headloom.analysis.sql.query import query
 
         return query(self, sql)
 
     def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
-        """The studio in a browser, served in the background until the program ends.
+        """Open the studio in a browser, served in the background until the program ends.
 
-        port: 0: any that is free; None: the first free one from 8137 on. browser: open one.
+        port: 0: any free one; None: the first free one from 8137 on. browser: open one.
         See `headloom.studio.serving.view`.
 
         Raises: InputError: no such port.
@@ -202,50 +203,50 @@ class Trace(Drawn, Hints, TraceData):
     ) -> Any:
         """Draw every head at a glance; the heads of a layer; or one, tokens on both axes.
 
-        layer, head: which; None: all. The others: see `headloom.TraceLayer.plot`.
+        layer, head: None: all. The other arguments: see `headloom.TraceLayer.plot`.
 
         Returns: the axes of one head; an array of them, (heads,) or (layers, heads), of several.
-        Raises: InputError: no such layer or head; a head of no layer.
+        Raises: InputError: no such layer or head; a head without a layer.
         """
         if layer is not None:
             return self[layer].plot(head, ax=ax, width=width, **imshow)
         if head is not None:
-            raise InputError(f"plot: head={head} of no layer; give its layer too: layer=0.")
+            raise InputError(f"plot: head={head} without a layer; give its layer too: layer=0.")
         return self._plot("heads", self, ax=ax, width=width, **imshow)
 
 
-def _of(
+def _as_traces(
     function: Callable[Parameters, TraceData | list[TraceData]],
 ) -> Callable[Parameters, Trace | list[Trace]]:
-    """The same function, whose traces can be asked."""
+    """Convert a function's results to Trace."""
 
     @wraps(function)
     def traced(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Trace | list[Trace]:
         made = function(*args, **kwargs)
-        return [Trace.of(each) for each in made] if isinstance(made, list) else Trace.of(made)
+        return [Trace.of(data) for data in made] if isinstance(made, list) else Trace.of(made)
 
     return traced
 
 
-from_edges = _of(given_edges.from_edges)
-from_queries_keys = _of(given.from_queries_keys)
-from_weights = _of(given.from_weights)
+from_edges = _as_traces(given_edges.from_edges)
+from_queries_keys = _as_traces(given.from_queries_keys)
+from_weights = _as_traces(given.from_weights)
 
 
 class WatchedModel:
-    """What a model did in the block of `headloom.watch`."""
+    """Traces recorded in a block of `headloom.watch`."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
 
     @property
     def traces(self) -> list[Trace]:
-        """The traces of all texts so far, in order; those of a batch one after the other."""
-        return [Trace.of(each) for each in self._watched.traces]
+        """Traces of all texts so far, in order; a batch gives one for each text."""
+        return [Trace.of(data) for data in self._watched.traces]
 
     @property
     def trace(self) -> Trace:
-        """The only trace.
+        """Only trace of the block.
 
         Raises: InputError: there is none, or there are several.
         """
@@ -255,13 +256,13 @@ class WatchedModel:
 def _watching(
     function: Callable[Parameters, AbstractContextManager[Watched]],
 ) -> Callable[Parameters, AbstractContextManager[WatchedModel]]:
-    """The same block, whose traces can be asked."""
+    """Convert a context manager's traces to Trace."""
 
     @wraps(function)
     @contextmanager
     def watched(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Iterator[WatchedModel]:
-        with function(*args, **kwargs) as seen:
-            yield WatchedModel(seen)
+        with function(*args, **kwargs) as block:
+            yield WatchedModel(block)
 
     return watched
 

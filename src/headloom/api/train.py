@@ -1,4 +1,4 @@
-"""Training from Python: a configuration and data as people have them, to a trained run."""
+"""`headloom.train`: train on data in memory or in files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train(
     processes: int = 1,
     **settings: object,
 ) -> Run:
-    """Train a model, continue a run that was stopped, or extend one.
+    """Train a model, resume a stopped run, or extend a finished one.
 
         run = headloom.train(pairs, task="translation", max_minutes=2)
         run = headloom.train(frame, text="review", label="stars", width=64, seed=3)
@@ -55,24 +55,24 @@ def train(
         run = headloom.train({"task": "labels", "model": {"layers": 1}}, frame, run="runs/mine")
 
     The same configuration, data and seed give the same bits as `headloom train`. A finished run of
-    the same configuration and data is returned at once; one that was stopped goes on; one whose
-    ends (max_steps, max_epochs, max_minutes, patience) are later now is extended.
+    the same configuration and data is returned at once; a stopped one is resumed; one whose limits
+    (max_steps, max_epochs, max_minutes, patience) are higher now is extended.
 
     Args:
         config: a dict of the sections "task", "model" and "training", the path of a TOML file, a
-            RunConfig, a TrainingConfig, or the folder of a run; or data, where those come first.
+            RunConfig, a TrainingConfig, or the folder of a run; or the data.
         data: a list of pairs, of texts or of dicts; two lists, also as the first two arguments; a
             dict of columns; a DataFrame; a Dataset or DatasetDict of Hugging Face; arrays (X, y)
             of images (N, H, W[, C]) or of token ids; a PyTorch Geometric Data; files of CSV, TSV,
             Parquet, JSON lines, text (.gz too) or .npz; or a dict of such parts "train", "valid"
-            and "test" (or valid= and test=). What is in memory is written into the run's folder, as
+            and "test" (or valid= and test=). Data of memory are written to the run's folder, as
             JSON lines, text or .npz, and read from there. None: the configuration names the data.
         run: the run's folder; None: runs/ and the name of the file or of the task's kind, for data
             in memory the first that is free or holds the same training.
         overrides: "section.key=value", as --set takes it.
         callbacks: functions that are called with each report (a dict, as in metrics.jsonl), or
             objects of `headloom.Callback`.
-        processes: of this machine that train together.
+        processes: number of processes of this machine.
         settings: keys of any section (max_minutes=2, width=64, text="review", task="labels");
             task, model and training take a kind or a dict too.
 
@@ -97,7 +97,9 @@ def train(
     fitted = plan.config(folder)
     callback = Callbacks(callbacks)
     if processes > 1 and callbacks:
-        raise InputError("train: callbacks are called in one process. Leave them or processes out.")
+        raise InputError(
+            "train: callbacks need a single process. Leave callbacks or processes out."
+        )
     leader = os.environ.get("RANK", "0") == "0"
     with plan.written(folder) if leader else nullcontext():
         if processes > 1:
@@ -111,7 +113,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Plan:
-    """A training whose folder, in which data of memory are written, is not chosen yet."""
+    """Training before its folder is chosen."""
 
     content: JsonObject
     data: Gathered | None
@@ -120,19 +122,19 @@ class _Plan:
 
     @property
     def kind(self) -> str:
-        """The kind of its task."""
+        """Kind of its task."""
         task = self.content.get("task")
         return str(task.get("kind") if isinstance(task, dict) else task)
 
     def config(self, folder: Path) -> RunConfig:
-        """The configuration of the run in this folder."""
+        """Return the configuration of the run in this folder."""
         content = self.content
         if self.data is not None:
             content = {**content, "task": {**content["task"], **self.data.task(folder / "data")}}
         return check_config(with_settings(content, self.settings), self.source)
 
     def free(self, first: Path) -> Path:
-        """The first folder that is free, or holds this training; of data in files the first."""
+        """Return the first free folder, or that of this training; for files, the first."""
         if self.data is None or not self.data.files:
             return first
         if "RANK" in os.environ:
@@ -147,7 +149,7 @@ class _Plan:
 
     @contextmanager
     def written(self, folder: Path) -> Iterator[None]:
-        """Write what is in memory into a run's folder; away with it where no run begins."""
+        """Write data of memory to a run's folder; remove them again if no run is created."""
         if self.data is None or not self.data.files:
             yield
             return
@@ -155,8 +157,8 @@ class _Plan:
         if is_run(folder):
             if not self.data.is_in(place):
                 raise InputError(
-                    f"{folder}: this run learned from other data. Choose another folder as run, or "
-                    "remove this one."
+                    f"{folder}: this run was trained on other data. Choose another folder as run, "
+                    "or remove this one."
                 )
         elif not is_free(folder):
             raise InputError(f"{folder}: exists and is not a run. Choose another folder as run.")
@@ -174,9 +176,9 @@ class _Plan:
 
 
 def _plan(content: JsonObject, data: object, settings: JsonObject, source: str) -> _Plan:
-    """The sections of a configuration and of keywords together, and the data for its task."""
-    own = {name: settings.pop(name) for name in SECTIONS if name in settings}
-    for name, section in sections_of(own).items():
+    """Combine the sections of a configuration with keywords and data."""
+    sections = {name: settings.pop(name) for name in SECTIONS if name in settings}
+    for name, section in sections_of(sections).items():
         content[name] = {**content.get(name, {}), **section}
     if data is None:
         return _Plan(content, None, settings, source)
@@ -187,7 +189,7 @@ def _plan(content: JsonObject, data: object, settings: JsonObject, source: str) 
     drop = {"kind", "train", "valid", "test"}
     if issubclass(section, TaskSection) and section.place is not None:
         drop.add(section.place)
-    if gathered.kind == "images":  # which are written without columns
+    if gathered.kind == "images":  # written without column names
         drop.add("label")
         settings.pop("label", None)
     rest = {name: value for name, value in task.items() if name not in drop}
@@ -196,19 +198,19 @@ def _plan(content: JsonObject, data: object, settings: JsonObject, source: str) 
 
 
 def _show(config: RunConfig, folder: Path, callback: Callbacks) -> None:
-    """Train, and say how it goes."""
+    """Train with progress on the console."""
     with ConsoleProgress() as progress:
         kind = config.training.products
         if reason := why_not_here(kind):
             progress.say(
-                f'Products are torch\'s in float32, not "{kind}": {reason}. See headloom doctor.'
+                f'Products are in float32 by torch, not "{kind}": {reason}. See headloom doctor.'
             )
         result = loop.train(config, folder, Callbacks([progress, callback]))
         done = f"Trained {result.steps:,} steps in {result.seconds:,.1f} s."
         if result.already:
             done = (
-                f"Finished already, after {result.steps:,} steps. To train again: another --run; "
-                f"further: a larger training.{result.reason}."
+                f"Finished already, after {result.steps:,} steps. To train again, choose another "
+                f"--run; to extend it, a larger training.{result.reason}."
             )
         elif result.reason != "max_steps":
             done += f" Ended by training.{result.reason}."
@@ -224,7 +226,7 @@ def _launch(config: RunConfig, folder: Path, processes: int) -> None:
 
 
 def _read(config: object, data: object) -> tuple[JsonObject, Path | None, object]:
-    """The sections of a configuration, the run that it is of, and the data."""
+    """Return the sections of a configuration, the folder of its run, and the data."""
     if isinstance(config, TrainingConfig):
         config = {"training": config}
     if isinstance(config, RunConfig):
@@ -246,7 +248,7 @@ def _read(config: object, data: object) -> tuple[JsonObject, Path | None, object
 
 
 def _names_data(path: str | Path) -> bool:
-    """Whether a path, or a text, is data rather than a configuration."""
+    """Return whether a path, or a text, is data rather than a configuration."""
     if "\n" in str(path) or Path(path).name == "config.json":
         return "\n" in str(path)
     return end_of(Path(path)) in ENDS or Path(path).is_dir()

@@ -27,21 +27,20 @@ def view(
     browser: bool = True,
     block: bool = False,
 ) -> Viewer:
-    """Show every head of a trace, a run, or a model that reads what you type, in a browser.
+    """Show every head of a trace, a run, or a model that traces typed text, in a browser.
 
     Args:
         x: a trace, a run, or a model, as objects or by their paths or names; or a folder of traces.
         more: traces to compare with it.
-        text: what a model reads first.
-        port: 0: any that is free; None: the first free one from 8137 on.
+        text: first text of a model.
+        port: 0: any free one; None: the first free one from 8137 on.
         browser: open one.
-        block: print the address, and serve until interrupted, as the command does; else in the
-            background, until the program ends.
+        block: print the address, and serve until interrupted; else serve in the background, until
+            the program ends.
 
-    Returns: the viewer: its `address`, and `close()`.
+    Returns: the viewer, with `address` and `close()`.
 
-    Raises: DataError: nothing, or something damaged; InputError: a text for what reads none; the
-    port is in use.
+    Raises: DataError: missing or damaged; InputError: a text without a model; the port is in use.
     """
     collection, start = open_studio(x, text, *more), "#view=compare" if more else ""
     if block:
@@ -52,30 +51,30 @@ def view(
 def open_studio(
     x: Source | TraceData, text: str | None = None, *others: Path | str | TraceData
 ) -> Collection:
-    """Return what there is to see: see `view`."""
+    """Return the studio's collection; see `view`."""
     path = Path(x) if isinstance(x, str | Path) else None
     model = not isinstance(x, TraceData) if path is None else is_run(path) or is_model(path)
     if text is not None and (others or not model or (path is not None and is_run(path))):
-        raise InputError(f"text: {path or x} is no model, which would read it. Leave it out.")
+        raise InputError(f"text: {path or x} is not a model. Leave text out.")
     if isinstance(x, TraceData) or others:
-        every = [x, *others]
-        if all(isinstance(each, str | Path) for each in every):
-            return open_traces([Path(str(each)) for each in every])
-        return collect([trace_of("view", each) for each in every])
+        traces = [x, *others]
+        if all(isinstance(item, str | Path) for item in traces):
+            return open_traces([Path(str(item)) for item in traces])
+        return collect([trace_of("view", item) for item in traces])
     if model:
         return studio_of(load(x), text)
     return open_collection(Path(str(path)))
 
 
 def is_model(path: Path) -> bool:
-    """Whether a path is a model of Hugging Face, or the name of one."""
+    """Return whether a path is a model of Hugging Face, or its name."""
     if path.is_dir():
         return (path / "config.json").exists() or any(path.glob("*.gguf"))
     if path.exists():
         return is_gguf(path)
     if str(path) in PACKAGED:
         return True
-    # name, or owner/name; where the owner is a folder here, or a trace was being written, a path.
+    # name, or owner/name; not if the owner is a folder here, or a trace was interrupted there.
     return (
         len(path.parts) <= 2
         and path.suffix != ".loom"

@@ -1,4 +1,4 @@
-"""`headloom.align`: words aligned by a model that reads pairs, or by traces that are there."""
+"""`headloom.align`: align words by a model of pairs, or by traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headloom.formats.pharaoh import GoldLinks, check_links, read_pharaoh
 from headloom.formats.run import is_run
 from headloom.formats.trace import TraceData
 
-_Told = Callable[[int, int], None]
+_Progress = Callable[[int, int], None]
 
 
 def align(
@@ -32,32 +32,33 @@ def align(
     method: str = "mutual",
     step: Step | None = None,
     most: int = MOST,
-    progress: _Told = lambda done, total: None,
+    progress: _Progress = lambda done, total: None,
 ) -> Alignment:
-    """Align the words of sources and targets by the heads that look from one at the other.
+    """Align the words of sources and targets by attention heads between them.
 
-    Words are joined of tokens by how these are spelled; the weights between words, of the heads
-    that are chosen, are averaged, and become links. With gold links the heads are chosen on the
-    first, third, fifth ... pair, and measured on the others.
+    Tokens are joined to words by their spelling; the weights between words are averaged over the
+    chosen heads, and become links. With gold links the heads are chosen on the first, third, fifth
+    ... pair, and measured on the others.
 
     Args:
         x: an encoder-decoder: a run, a model of Hugging Face; or its traces on sentences whose
             target is known, as objects, paths, or a folder.
-        sources, targets: for a model: sentences, or a file with one on each line, in one order.
-        gold: the right links, or a file in the Pharaoh format; None: none are known.
-        heads: "best": those that align best with the gold links; "agreement": those whose two
-            directions agree best; or names, as "3.1,5.2:write"; None: best where there is gold.
+        sources: for a model: sentences, or a file with one on each line.
+        targets: likewise, in the same order.
+        gold: the correct links, or a file in the Pharaoh format; None: unknown.
+        heads: "best": those that match the gold links best; "agreement": those whose two
+            directions agree best; or names, such as "3.1,5.2:write"; None: best if gold is given.
         method: "mutual": words that are each other's best; "argmax": each target word's best.
-        step: the query of a target word: of the step that "read"s it, or that "write"s it. None:
-            the better of each head, by gold, or by words that occur together.
-        most: how many heads are taken together, at most; 1: the best single one.
-        progress: told how many pairs are read, of how many.
+        step: query of a target word: of the step that "read"s it, or that "write"s it. None: the
+            better one for each head, by gold, or by words that occur together.
+        most: maximum of heads to average; 1: the best single one.
+        progress: called with the pairs done and their total.
 
     Raises: InputError: no cross-attention, gold or files that do not fit, no such head; DataError:
     a file is missing.
 
-    Source: Och and Ney 2003 (error rate); `headloom.analysis.alignment.words.word_weights` and
-    `.links` name those of the formulas.
+    Source: Och and Ney 2003 (error rate); for the formulas see
+    `headloom.analysis.alignment.words.word_weights` and `.links`.
     """
     options = AlignmentOptions(heads, method, step, most)
     links = read_pharaoh(gold) if isinstance(gold, str | Path) else gold
@@ -65,22 +66,22 @@ def align(
     if _are_traces(x):
         if sources is not None or targets is not None:
             raise InputError(
-                f"{x} holds traces, which have texts of their own. Leave out sources and targets, "
-                "or give a run or a model."
+                f"{x}: traces have texts of their own. Leave out sources and targets, or give a "
+                "run or a model."
             )
         traces = traces_of("align", x)
         result = align_words((word_weights(t, steps=options.steps) for t in traces), options, links)
     else:
         if sources is None or targets is None:
             raise InputError(
-                "align: a model aligns sentences with their translations. Give sources and "
-                "targets, or traces in the place of the model."
+                "align: a model needs sentences and their translations. Give sources and targets, "
+                "or traces instead of the model."
             )
         first, second = (_lines(side) for side in (sources, targets))
         if len(first) != len(second):
             raise InputError(
-                f"align: {len(first)} sources have {len(second)} targets; line-aligned files have "
-                "as many. Pair them up again."
+                f"align: {len(first)} sources have {len(second)} targets; line-aligned files "
+                "need the same number. Align them again."
             )
         if links is not None:  # before the model is opened
             words = zip(first, second, strict=True)
@@ -94,7 +95,7 @@ def align(
 
 
 def _are_traces(x: object) -> bool:
-    """Whether something is traces, or the path of some."""
+    """Return whether a value is traces, or their path."""
     if isinstance(x, str | Path):
         return not is_run(x) and any((*Path(x).glob("trace.json"), *Path(x).glob("*/trace.json")))
     if isinstance(x, Sequence):
@@ -103,7 +104,7 @@ def _are_traces(x: object) -> bool:
 
 
 def _lines(texts: Path | str | Sequence[str]) -> Sequence[str]:
-    """Texts as they are given, or those of a file."""
+    """Return texts, or read them from a file."""
     if isinstance(texts, str | Path):
         return text_lines(read_text(Path(texts), "text file"))
     return texts

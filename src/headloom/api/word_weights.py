@@ -1,4 +1,4 @@
-"""The weights between the words of pairs that a model reads."""
+"""Weights between the words of source and target pairs, from a model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headloom.tracing.options import TraceOptions
 if TYPE_CHECKING:
     from headloom.api.model import Model
 
-#: Pairs that the model reads at once.
+#: Pairs per batch.
 _BATCH = 32
-_Told = Callable[[int, int], None]
+_Progress = Callable[[int, int], None]
 
 
 def word_weights_of(
@@ -27,7 +27,7 @@ def word_weights_of(
     targets: Sequence[str],
     *,
     steps: Sequence[Step],
-    progress: _Told = lambda done, total: None,
+    progress: _Progress = lambda done, total: None,
 ) -> Iterator[WordWeights]:
     """Yield the weights between the words of each pair, in order; the first batch is verified."""
     pairs = list(zip(sources, targets, strict=True))
@@ -38,8 +38,8 @@ def word_weights_of(
     for start in range(0, len(full), _BATCH):
         chosen = full[start : start + _BATCH]
         read = model._pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
-        # Queries and keys, of which the weights on the source are computed alone: those of a long
-        # source over itself would take its length squared.
+        # From queries and keys, only the weights on the source are computed: those of a long source
+        # over itself would need memory of its length squared.
         verify = None if not start else False
         options = TraceOptions(keep=Top(1), verify=verify, sampled=not start)
         traced = trace_with(model._body, read.inputs, options)

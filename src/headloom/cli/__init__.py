@@ -1,4 +1,4 @@
-"""The command line, the only place where making and seeing meet what a person types."""
+"""Command line of headloom."""
 
 from headloom.cli.commands import app, main
 

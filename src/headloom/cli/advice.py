@@ -1,4 +1,4 @@
-"""The next command to type after a mistake: the nearest word, or an example of what is here."""
+"""Next command to type after a mistake: the nearest word, or an example."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 from headloom.errors import DataError
 from headloom.tracing.locating import PACKAGED
 
-#: Errors of a value that is none of a few, and of a path or a model that is not there.
+#: Errors of a value that is not among the choices, and of a missing path or model.
 _CHOICE = re.compile("'([^']*)' is not one of (.*)")
 _MISSING = re.compile(r": (no such|cannot load this model)\b(?!.*interrupted)")
-#: A command of each verb that runs in a clone once the ones above it have run.
+#: Example of each verb; it runs in a clone after the examples above it.
 EXAMPLES = {
     "demo": "headloom demo",
     "train": "headloom train examples/dates.toml",
@@ -41,7 +41,7 @@ EXAMPLES = {
 
 
 def newest(name: str) -> list[str]:
-    """The folders here, and one level below, that hold a file of a name; the newest first."""
+    """Return folders here, and one level below, that hold a file of this name; newest first."""
     with suppress(OSError):
         files = [path for depth in ("*", "*/*") for path in Path().glob(f"{depth}/{name}")]
         return [str(path.parent) for path in sorted(files, key=lambda p: -p.stat().st_mtime)]
@@ -49,7 +49,7 @@ def newest(name: str) -> list[str]:
 
 
 def example(verb: str) -> str:
-    """The example of a verb with the runs and traces that are here; without, how to make one."""
+    """Return an example of a verb with existing runs and traces, or a command that makes one."""
     command = EXAMPLES[verb]
     runs, traces = newest("run.json"), newest("trace.json")
     if "runs/demo" in command and not runs:
@@ -59,7 +59,7 @@ def example(verb: str) -> str:
     left = iter(map(shlex.quote, traces))
     command = re.sub(r"\S+\.loom", lambda _: next(left), command)
     command = command.replace("runs/demo", shlex.quote(runs[0]) if runs else "")
-    more = [f"headloom view {shlex.quote(each[0])}" for each in (runs, traces) if each]
+    more = [f"headloom view {shlex.quote(paths[0])}" for paths in (runs, traces) if paths]
     return ", ".join([command, *more]) if verb == "view" else command
 
 
@@ -72,7 +72,7 @@ def _nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def for_verb(words: list[str], verbs: Iterable[str]) -> str:
-    """The command to type where the first word is no verb."""
+    """Return the command to type where the first word is not a verb."""
     word, path = words[0], Path(words[0])
     if near := _nearest(word.lower(), verbs):
         return _try([near, *words[1:]])
@@ -84,7 +84,7 @@ def for_verb(words: list[str], verbs: Iterable[str]) -> str:
 
 
 def with_advice(line: str, words: list[str], error: Any) -> str:
-    """The line of an error, and the command to type: the words with the wrong one put right."""
+    """Append the command to type, with the wrong word corrected, to the line of an error."""
     verb = next((word for word in words if word in EXAMPLES), "")
     if context := getattr(error, "ctx", None):
         line = line.partition(" (Possible")[0].rstrip(".")

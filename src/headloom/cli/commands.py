@@ -1,7 +1,7 @@
-"""The command `headloom`: its verbs, and how each of them ends.
+"""Command `headloom`: its verbs, errors and exit codes.
 
-A verb is a function of its name in a module of that name in `headloom.cli.verbs`; where Python has
-the name for itself, as `import` and `map`, an underscore follows it.
+A verb is a function in a module of the same name in `headloom.cli.verbs`; an underscore follows
+names that Python reserves, such as `import` and `map`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ VERBS = {
     "Read": ("steps", "heads", "measure", "query", "compare", "align", "evict"),
     "See": ("view", "export", "map", "doctor"),
 }
-#: Characters of an error that are shown: a path may have thousands.
+#: Maximum of characters of an error: a path may have thousands.
 _LONGEST = 1_200
-#: What the system says of a place to write to; without a file's name, that is standard output.
+#: Errors of writing; without a file name, to standard output.
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
 #: The sentence after "stopped." where a person stops a verb.
 _GOES_ON = {
-    "train": " The same command goes on with what is kept.",
-    "demo": " The same command goes on with what is kept.",
-    "trace": " What is traced is whole; with --corpus and --window the same command goes on.",
+    "train": " The same command resumes from the last checkpoint.",
+    "demo": " The same command resumes from the last checkpoint.",
+    "trace": " Finished traces are kept; with --corpus or --window the same command continues.",
 }
 
 
 def one_line(error: BaseException) -> str | None:
-    """What is said of an error; None: it is a fault of headloom, whose traceback is needed."""
+    """Return the message of an error; None: a bug of headloom, which needs its traceback."""
     text = _text(error)
     if text is None:
         return None
@@ -64,12 +64,12 @@ def one_line(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def one_of_several() -> Iterator[None]:
-    """Round what one of several processes does that train together, of which each may end."""
+    """Wrap the work of a process that trains with others, any of which may end."""
     if "RANK" not in os.environ:
         yield
         return
-    # Before torch is loaded, and without a line of its that is no news: that each gradient is
-    # looked for is decided in headloom.training.ranks.
+    # Before torch is loaded; hides its warning about find_unused_parameters, see
+    # headloom.training.ranks.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from headloom.api.launch import one_of_several as ending
 
@@ -89,15 +89,15 @@ def _text(error: BaseException) -> str | None:
             _forget_output()
             return f"cannot write the output: {reason_of(error)}."
         case OSError():
-            return f"the system refuses: {reason_of(error)}."
+            return f"system error: {reason_of(error)}."
         case UnicodeEncodeError():
             return f"{error.object[:200]}: not UTF-8 text. Rename it, or convert it."
         case RecursionError():
-            return "the input is nested too deeply to be read. Give a flatter one."
+            return "the input is nested too deeply. Give a flatter one."
         case OverflowError():
             return f"a number is too large: {error}. Give a smaller one."
         case BaseException() if is_out_of_memory(error):
-            return "not enough memory. Give a smaller input, or use a larger machine."
+            return "not enough memory. Use a smaller input or a larger machine."
         case Exception() if hasattr(error, "format_message"):  # words that typer does not take
             return " ".join(
                 str(error.format_message()).replace("Value error, ", "").replace("(s)", "").split()
@@ -106,13 +106,13 @@ def _text(error: BaseException) -> str | None:
 
 
 def _forget_output() -> None:
-    """Give what is still to be flushed when the interpreter ends a place to go."""
+    """Redirect unflushed output to the null device, for the interpreter's shutdown."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Verb(TyperCommand):
-    """A verb. With --json, standard output is JSON alone; a reader that leaves is no failure."""
+    """Verb. With --json, standard output is JSON alone; a closed pipe is no error."""
 
     def get_usage(self, ctx: Any) -> str:
         return f"Example: {EXAMPLES[self.name or '']}\n\n{super().get_usage(ctx)}"
@@ -160,11 +160,11 @@ def _options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Train, trace and see attention weights. Begin with: headloom view minilm"""
+    """Train, trace and see attention weights. Begin with: headloom view minilm."""
 
 
 def _app() -> typer.Typer:
-    """All verbs, each as a command of its name."""
+    """Build the application: a command for each verb."""
     commands = typer.Typer(
         name="headloom",
         cls=_Verbs,
@@ -186,7 +186,7 @@ app = _app()
 
 @cache
 def _command() -> TyperGroup:
-    """`app` as a command, which a program that runs several makes once."""
+    """Convert `app` to a command, once per process."""
     command = cast(TyperGroup, get_command(app))
     for param in command.params:  # the help fits a screen
         vars(param)["hidden"] = str(param.name).endswith("_completion")
@@ -194,11 +194,10 @@ def _command() -> TyperGroup:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line. What a user can mend is one line on standard error, exit code 2."""
+    """Run the command line. Errors of the user are one line on standard error, exit code 2."""
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
-    # Where matplotlib may not keep its list of fonts it says so in two lines; pictures are the
-    # same.
+    # Hides matplotlib's warning about an unwritable font cache.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     left = [word for word in words if word != "--debug"]
     with safe_output():

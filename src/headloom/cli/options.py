@@ -1,4 +1,4 @@
-"""The arguments and options of the verbs, each written once, and the texts that they name."""
+"""Arguments and options of the verbs, and the texts that they name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import typer
 
 from headloom.errors import InputError
 
-#: Tokens that a model writes at most: the caches of its keys and values grow with each.
+#: Maximum of generated tokens: the key/value caches grow with each.
 MOST_TOKENS = 100_000
 _Paths = TypeVar("_Paths", Path, list[Path])
 
 
 def is_there(paths: _Paths) -> _Paths:
-    """Raise a DataError where a path is missing, before torch is imported, which takes seconds."""
+    """Raise a DataError where a path is missing, before the slow import of torch."""
     from headloom.formats.folders import check_there
 
     for path in [paths] if isinstance(paths, Path) else paths:
@@ -27,7 +27,7 @@ def is_there(paths: _Paths) -> _Paths:
 
 
 def is_model(name: str) -> str:
-    """Raise a DataError where a path is missing, as `is_there`."""
+    """Raise a DataError where a model's path is missing; see `is_there`."""
     from headloom.tracing.locating import check_model_path
 
     check_model_path(name)
@@ -35,7 +35,7 @@ def is_model(name: str) -> str:
 
 
 def is_picture(path: Path | None) -> Path | None:
-    """Raise an InputError where no picture can be written as that, before anything is printed."""
+    """Raise an InputError where the picture's format is unknown, before anything is printed."""
     if path is not None:
         from headloom.studio.pictures.canvas import picture_format
 
@@ -45,7 +45,7 @@ def is_picture(path: Path | None) -> Path | None:
 
 def _some_text(text: str) -> str:
     if not text.strip():
-        raise typer.BadParameter("it is empty; give at least one character that is no space.")
+        raise typer.BadParameter("it is empty; give at least one character that is not a space.")
     return text
 
 
@@ -83,7 +83,7 @@ Target = Annotated[
 
 
 def _use_threads(threads: int | None) -> int | None:
-    """Let torch compute with so many threads."""
+    """Set the number of torch's threads."""
     if threads is not None:
         import torch
 
@@ -150,7 +150,7 @@ AllRows = Annotated[
     int | None,
     typer.Option("--limit", min=0, show_default="all", help="Print this many rows at most."),
 ]
-#: Of a table that is read from the top; see `rows_of`.
+#: Limit of a sorted table; see `rows_of`.
 FewRows = Annotated[
     int | None,
     typer.Option(
@@ -161,7 +161,7 @@ FewRows = Annotated[
 
 
 def rows_of(limit: int | None, as_csv: bool, count: int, usual: int = 20) -> int:
-    """How many of so many rows a table has: for a program all, for a person the usual number."""
+    """Return the rows to print: all for a program, the usual number for a person."""
     return min(count if as_csv else usual, count) if limit is None else min(limit, count)
 
 
@@ -169,20 +169,20 @@ def rows_of(limit: int | None, as_csv: bool, count: int, usual: int = 20) -> int
 
 
 def given_text(text: str | None, file: Path | None) -> str | None:
-    """The text of --text or --file; None: neither is there."""
+    """Return the text of --text or --file; None: neither is given."""
     if text is not None and file is not None:
-        raise InputError("give the text by --text or by --file, not by both.")
+        raise InputError("give the text by --text or by --file, not both.")
     if file is not None:
         from headloom.formats.files import read_text
 
         text = "\n".join(input_lines()) if str(file) == "-" else read_text(file, "text file")
     if text is not None and not text.strip():
-        raise InputError("the text is empty; give at least one character that is no space.")
+        raise InputError("the text is empty; give at least one character that is not a space.")
     return text
 
 
 def new_folder(source: Path, suffix: str, replace: bool) -> Path:
-    """A folder here, named after a source: minilm.loom, or minilm-2.loom where that is there."""
+    """Return a new path here, named after a source: minilm.loom, or minilm-2.loom if it exists."""
     stem = source.stem if source.is_file() else source.resolve().name
     numbers = ("", *(f"-{number}" for number in range(2, 10_000)))
     names = (Path(f"{stem}{number}{suffix}") for number in numbers)
@@ -190,7 +190,7 @@ def new_folder(source: Path, suffix: str, replace: bool) -> Path:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file that a model is to read is a picture, by its name.
+    """Return whether a file name is that of an image.
 
     >>> is_image(Path("dog.png")), is_image(Path("far/test.npz:4")), is_image(Path("dog.txt"))
     (True, True, False)
@@ -200,7 +200,7 @@ def is_image(path: Path) -> bool:
 
 
 def several(names: str | None) -> list[int | str] | None:
-    """Layers with a comma between them, as numbers and paths.
+    """Split a comma-separated list of layers into numbers and paths.
 
     >>> several("0, *cross*")
     [0, '*cross*']
@@ -209,18 +209,18 @@ def several(names: str | None) -> list[int | str] | None:
         return None
     parts = [name.strip() for name in names.split(",") if name.strip()]
     if not parts:
-        raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
+        raise InputError("--layers is empty. Give layers, such as 0,3, or leave it out for all.")
     return [int(name) if name.isascii() and name.isdigit() else name for name in parts]
 
 
 def input_lines(file: Path | None = None) -> Iterator[str]:
-    """The lines of a file, also .gz, or of standard input, as they come."""
+    """Yield the lines of a file, also .gz, or of standard input, as they arrive."""
     from headloom.formats.files import decoded_lines, file_lines
 
     if file is not None:
         return file_lines(file)
     if sys.stdin is None:
-        raise InputError("standard input is closed; give the text by a file or a pipe.")
+        raise InputError("standard input is closed; use a file or a pipe.")
     if sys.stdin.isatty():
         print("headloom: type a line, then Enter; Ctrl-D ends.", file=sys.stderr)
     return decoded_lines(sys.stdin.buffer, "standard input")

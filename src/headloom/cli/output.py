@@ -1,9 +1,8 @@
-r"""What a verb prints: tables, comma-separated values, JSON; and its progress.
+r"""Output of the verbs: tables, comma-separated values, JSON; and progress.
 
-Names of tokens, models and files are other people's text: an escape sequence in them could clear
-the screen, a bidirectional override turns the direction of what comes after it. While a command
-runs, everything that it writes passes through `safe`. In JSON, such characters stand in strings
-only, where `\u001b` means the same: what is printed stays valid.
+Names of tokens, models and files are untrusted: an escape sequence in them could clear the screen,
+a bidirectional override could reverse the text after it. All output of a command passes through
+`safe`. In JSON, such characters occur in strings only, where `\u001b` means the same.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ if TYPE_CHECKING:
     from headloom.studio.steps.steps import Line
 
 
-#: Told how much is done, of how much or None, and perhaps of what.
+#: Called with the amount done, its total or None, and perhaps a description.
 Progress: TypeAlias = Callable[..., None]
-#: Control characters but tab and line feed, marks that embed, override or isolate the direction of
-#: writing, separators of lines, and halves of surrogate pairs.
+#: Control characters except tab and line feed, bidirectional marks, line separators, and lone
+#: surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def safe(text: str) -> str:
-    r"""Escape what would command a terminal.
+    r"""Escape control characters that could change a terminal.
 
     >>> safe("red \x1b[31m, \u202egnorw")
     'red \\u001b[31m, \\u202egnorw'
@@ -47,10 +46,10 @@ def safe(text: str) -> str:
 
 
 class _SafeStream:
-    """A stream of text through `safe`.
+    """Text stream whose output passes through `safe`.
 
-    `rich_proxied_file` is where rich, whose own control sequences must pass, looks for the stream
-    to write to; `safe_console` keeps its text safe.
+    rich writes to `rich_proxied_file` directly, so that its own control sequences pass;
+    `safe_console` escapes its text.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -74,9 +73,9 @@ class _SafeStream:
 def safe_output() -> Iterator[None]:
     """Pass standard output and standard error through `safe` while the block runs."""
     before = sys.stdout, sys.stderr
-    nowhere = io.StringIO()  # in the place of a stream that was closed
-    sys.stdout = cast(TextIO, _SafeStream(sys.stdout or nowhere))
-    sys.stderr = cast(TextIO, _SafeStream(sys.stderr or nowhere))
+    closed = io.StringIO()  # replaces a closed stream
+    sys.stdout = cast(TextIO, _SafeStream(sys.stdout or closed))
+    sys.stderr = cast(TextIO, _SafeStream(sys.stderr or closed))
     try:
         yield
     finally:
@@ -84,7 +83,7 @@ def safe_output() -> Iterator[None]:
 
 
 def exact_output() -> TextIO:
-    """Where data go, as comma-separated values: to another program as they are, else as `safe`."""
+    """Return the stream for data: unchanged for another program, through `safe` on a terminal."""
     stream = sys.stdout
     if isinstance(stream, _SafeStream) and not stream.rich_proxied_file.isatty():
         return stream.rich_proxied_file
@@ -92,13 +91,13 @@ def exact_output() -> TextIO:
 
 
 def safe_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console of rich on standard output, or on standard error, whose text is `safe`."""
+    """Make a rich console on standard output, or standard error, whose text is `safe`."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class SafeConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise  # called where rich has caught the error: `commands` says how a command ends
+            raise  # called by rich in its except block; `commands` handles the error
 
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -107,13 +106,13 @@ def safe_console(*, stderr: bool = False, width: int | None = None) -> Console:
                 text = segment.text if segment.control else safe(segment.text)
                 yield Segment(text, segment.style, segment.control)
 
-    # Named, for while rich shows a bar it puts streams of its own in the place of ours, and would
-    # then write its control sequences through `safe`.
+    # Passed explicitly: while rich shows a bar it replaces our streams, and its control sequences
+    # would pass through `safe`.
     stream = sys.stderr if stderr else sys.stdout
     while (below := getattr(stream, "rich_proxied_file", None)) is not None:
         stream = below
-    # For FORCE_COLOR, which notebooks set for what they start, rich takes a pipe for a terminal:
-    # colours are right there, hundreds of bars are not.
+    # Notebooks set FORCE_COLOR, for which rich treats a pipe as a terminal: colours are fine there,
+    # hundreds of bars are not.
     return SafeConsole(
         file=stream, stderr=stderr, highlight=False, width=width,
         force_interactive=stream.isatty(),
@@ -122,12 +121,12 @@ def safe_console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 def say(text: str) -> None:
     """Print a line on standard error."""
-    # Not by a console of its own: below a bar, which rich keeps last, the line goes above it.
+    # By print, so that rich puts the line above its bar.
     print(text, file=sys.stderr)
 
 
 class _Lines:
-    """Progress where there is no terminal: now and then a line on standard error."""
+    """Progress without a terminal: an occasional line on standard error."""
 
     #: Seconds before the first line, and between two.
     FIRST, BETWEEN = 1.0, 10.0
@@ -145,7 +144,7 @@ class _Lines:
 
 @contextmanager
 def progress_bar(what: str, *, lines: bool = False) -> Iterator[Progress]:
-    """A bar on standard error, if that is a terminal; else with `lines` one now and then."""
+    """Show a progress bar if standard error is a terminal; else, with `lines`, print lines."""
     if lines and not sys.stderr.isatty():
         yield _Lines(what)
         return
@@ -166,7 +165,7 @@ def progress_bar(what: str, *, lines: bool = False) -> Iterator[Progress]:
 
 
 class JsonAlone(io.TextIOBase):
-    """In place of standard output: discards all but what `print_json` writes to it."""
+    """Standard output that discards everything except the output of `print_json`."""
 
     def __init__(self, output: TextIO) -> None:
         self.output = output
@@ -176,7 +175,7 @@ class JsonAlone(io.TextIOBase):
 
 
 def print_json(content: Mapping[str, object]) -> None:
-    """Print one JSON object on a line: null for what is no finite number."""
+    """Print one JSON object on a line; numbers that are not finite become null."""
     from headloom.formats.files import finite
 
     output = sys.stdout.output if isinstance(sys.stdout, JsonAlone) else sys.stdout
@@ -185,14 +184,14 @@ def print_json(content: Mapping[str, object]) -> None:
     print(text, file=output, flush=True)
 
 
-#: The styles of a walk through attention, in colours of the terminal's own.
+#: Styles of `headloom steps`, in the terminal's colours.
 _STYLES = {
     "title": "bold", "name": "bold", "formula": "cyan", "faint": "dim", "strong": "bold green",
 }  # fmt: skip
 
 
 def print_lines(lines: Iterable[Line]) -> None:
-    """Print lines of styled text: in colour on a terminal, plain elsewhere; none is broken."""
+    """Print lines of styled text without wrapping: in colour on a terminal, else plain."""
     from rich.text import Text
 
     terminal = safe_console(width=10_000)
@@ -204,7 +203,7 @@ def print_lines(lines: Iterable[Line]) -> None:
 
 
 def cell(name: str, value: object) -> str:
-    """A cell of a table: digits as its column needs them, - where there is no number.
+    """Format a table cell with the digits of its column; - where there is no number.
 
     >>> cell("p", 0.000123), cell("score", 0.5), cell("score", None)
     ('1e-04', '0.5000', '-')
@@ -219,7 +218,7 @@ def cell(name: str, value: object) -> str:
 
 
 def records(frame: pandas.DataFrame) -> list[dict[str, object]]:
-    """The rows of a DataFrame as values of Python: lists for arrays, None for what is missing."""
+    """Convert the rows of a DataFrame to Python values: lists for arrays, None if missing."""
     import pyarrow as pa
 
     rows: list[dict[str, object]] = pa.Table.from_pandas(frame, preserve_index=False).to_pylist()
@@ -229,7 +228,7 @@ def records(frame: pandas.DataFrame) -> list[dict[str, object]]:
 def print_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
 ) -> None:
-    """Print a table in aligned columns; left: those of words, which begin on the left."""
+    """Print a table in aligned columns; left: names of left-aligned columns."""
     from rich.cells import cell_len
 
     lines = [[safe(text) for text in row] for row in (header, *rows)]
@@ -247,8 +246,8 @@ def print_table(
 def print_frame(frame: pandas.DataFrame, as_csv: bool = False, limit: int | None = None) -> None:
     """Print the first rows of a DataFrame, aligned or as comma-separated values.
 
-    Aligned, layers have the names that `attrs` tells, 5 (cross 1), in place of a column of kinds,
-    and a line says how many more rows there are.
+    Aligned, layers have their names in `attrs`, such as 5 (cross 1), without a column of kinds, and
+    the last line has the number of omitted rows.
     """
     import pyarrow as pa
 
@@ -273,7 +272,7 @@ def print_frame(frame: pandas.DataFrame, as_csv: bool = False, limit: int | None
 
 
 def cells(table: pa.Table) -> tuple[list[str], list[list[str]], list[str]]:
-    """The headings, the rows as texts, and the headings of columns that are no numbers.
+    """Return the headings, the rows as texts, and the headings of columns without numbers.
 
     >>> import pyarrow
     >>> cells(pyarrow.table({"token": ["dog", " cat"], "weight": [0.25, 1e-9]}))
@@ -299,7 +298,7 @@ def cells(table: pa.Table) -> tuple[list[str], list[list[str]], list[str]]:
 
 
 def with_layers(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A table whose layers have the names that its `attrs` tell, in place of a column of kinds."""
+    """Replace layer numbers by the names in `attrs`, and drop the column of kinds."""
     labels = {
         name: [frame.attrs[f"{name}s"][number] for number in frame[name]]
         for name in ("layer", "other_layer")
@@ -309,7 +308,7 @@ def with_layers(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def changed_edges(edges: pandas.DataFrame) -> pandas.DataFrame:
-    """The edges of a comparison as a person reads them: both tokens where they differ."""
+    """Format the edges of a comparison: both tokens where they differ."""
     both = edges.drop(columns=["other_query_token", "other_key_token"])
     for end in ("before", "after"):
         unkept = edges["unkept"] == end
@@ -327,9 +326,9 @@ def print_trace(
     left_out: Sequence[str] | None = None,
     unit: str = "tokens",
 ) -> None:
-    """Say what was traced: tokens, layers and verification.
+    """Print a summary of a trace: tokens, layers and verification.
 
-    left_out: arrays that are no layer's; None: there were no arrays. unit: of its positions.
+    left_out: arrays of no layer; None: no arrays. unit: name of a position.
     """
     from headloom.formats.tokens import shown
     from headloom.formats.verification import in_words
@@ -338,8 +337,8 @@ def print_trace(
         first = " ".join(map(visible, shown(tokens)[:50])) + (" ..." if len(tokens) > 50 else "")
         say(f"{name}: {len(tokens)} {unit}: {first}")
     if left_out:
-        some = ", ".join(left_out[:5]) + ", ..." * (len(left_out) > 5)
-        say(f"left out: {len(left_out)} arrays, which are not queries or keys: {some}")
+        names = ", ".join(left_out[:5]) + ", ..." * (len(left_out) > 5)
+        say(f"left out: {len(left_out)} arrays, which are not queries or keys: {names}")
     verified = "" if trace.deviation is None else f" Deviation: {trace.deviation:.1e}."
     if trace.verification is not None:
         verified += f" {in_words(trace.verification).capitalize()}."

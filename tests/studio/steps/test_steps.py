@@ -146,7 +146,7 @@ def test_matrices_of_a_file(tmp_path: Path, suffix: str) -> None:
         ({"b_K": [[1.0], [1.0]]}, "b_K is (2, 1); expected (2, 2), to fit the others"),
         ({"sentence": "a b", "embeddings": [[1, 2, 3, 4]]}, "(1, 4); expected (2, 4)"),
         ({"W_Q": [[[np.inf] * 2] * 4] * 2}, "W_Q has a number that is not finite"),
-        ({"model": "x", "W_Q": [[1]]}, "model: its matrices are its own"),
+        ({"model": "x", "W_Q": [[1]]}, "model: a model has matrices of its own"),
         ({"target": "die Katze"}, "target: an encoder reads one sentence"),
         ({"learn": 5, "wanted": "first"}, "wanted='first'; expected one of previous, next, same"),
         ({"learn": 50, "rate": 1e4}, "it diverges. Give a smaller --rate"),

@@ -1,1 +1,1 @@
-"""The verbs of the command `headloom`: a module each, found by `headloom.cli.commands`."""
+"""Verbs of the command `headloom`, one module each, loaded by `headloom.cli.commands`."""

@@ -31,14 +31,14 @@ def map_(
     """Draw what a word or a patch attends to in an image."""
     place = int(token) if token.removeprefix("-").isdecimal() else token
     with progress_bar("drawing"):
-        seen = headloom.image_map(path, layer, head, place, image=image, number=number)
-        seen.draw(output)
-    print(f"{seen} Picture: {output}")
+        result = headloom.image_map(path, layer, head, place, image=image, number=number)
+        result.draw(output)
+    print(f"{result} Picture: {output}")
     if as_json:
         content = {
-            "trace": str(path), "layer": seen.layer, "head": head, "token": seen.query,
-            "image": number, "mass": seen.mass, "outside": seen.outside,
-            "size": list(seen.weights.shape), "of_original": seen.of_original,
-            "patches": records(seen.to_pandas()), "picture": str(output),
+            "trace": str(path), "layer": result.layer, "head": head, "token": result.query,
+            "image": number, "mass": result.mass, "outside": result.outside,
+            "size": list(result.weights.shape), "of_original": result.of_original,
+            "patches": records(result.to_pandas()), "picture": str(output),
         }  # fmt: skip
         print_json(content)

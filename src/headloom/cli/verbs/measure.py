@@ -39,7 +39,7 @@ Token = Annotated[
     int | None,
     typer.Option(help="A position; negative ones count from the end. Default: the last."),
 ]
-Reached = Annotated[
+Forward = Annotated[
     bool, typer.Option("--reached", help="Of rollout: where the position went, not what it holds.")
 ]
 Kind = Annotated[
@@ -53,7 +53,7 @@ Count = Annotated[
 
 def measure(
     name: Measure, path: Measured, by: By = None, layer: option.Layer = None,
-    head: option.Head = None, token: Token = None, reached: Reached = False, kind: Kind = None,
+    head: option.Head = None, token: Token = None, reached: Forward = False, kind: Kind = None,
     count: Count = None, exact: option.Exact = None, limit: option.FewRows = None,
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip

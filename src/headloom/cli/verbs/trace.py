@@ -60,8 +60,8 @@ Workers = Annotated[
         "a Ray cluster that does the work; or auto; or local, a cluster of this machine.",
     ),
 ]
-#: What is told of a corpus as JSON.
-TOLD = ("traced", "there", "empty", "failed")
+#: What is report of a corpus as JSON.
+COUNTS = ("traced", "there", "empty", "failed")
 
 
 def trace(
@@ -85,19 +85,19 @@ def trace(
             )  # fmt: skip
         say(str(done))
         if as_json:
-            print_json({"folder": str(output), **{name: getattr(done, name) for name in TOLD}})
+            print_json({"folder": str(output), **{name: getattr(done, name) for name in COUNTS}})
         if done.problem:
             raise InputError(done.problem)
         return
     output = output or option.new_folder(source, ".loom", overwrite)
     with progress_bar("opening the model") as show:
 
-        def told(path: str, number: int, total: int | None) -> None:
+        def report(path: str, number: int, total: int | None) -> None:
             show(number + 1, total, f"layer {path}" if generate is None else "tokens read")
 
         made = headloom.trace(
             model, read, target=target, image=image, generate=generate, keep=keep, layers=chosen,
-            save=output, overwrite=overwrite, progress=told,
+            save=output, overwrite=overwrite, progress=report,
         )  # fmt: skip
     of_graph = read is None and image is None
     one = made[0] if isinstance(made, list) else made

@@ -7,7 +7,7 @@ import typer
 
 import headloom
 
-Seen = Annotated[
+Paths = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH",
@@ -25,10 +25,10 @@ Port = Annotated[
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 
 
-def view(paths: Seen, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
+def view(paths: Paths, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
     """Show every head of a trace, a run or a model in a browser."""
     try:
         headloom.view(*paths, text=text, port=port, browser=browser, block=True)
     except KeyboardInterrupt:
-        # The way to end it: nothing is wrong.
+        # Ctrl-C is the normal end.
         raise SystemExit(0) from None
