@@ -1,8 +1,11 @@
 # %% [markdown]
 # # Self-attention by hand
 #
-# Three words, vectors of four numbers, one head of depth 2: every number of `softmax(Q K^T /
-# sqrt(d)) V` with NumPy, and then the same by headloom.
+# Three words, vectors of four numbers, one head of depth 2: every number of
+#
+# $$\mathrm{softmax}(Q K^\top / \sqrt{d})\, V$$
+#
+# with NumPy, and then the same by headloom.
 
 # %%
 import numpy as np

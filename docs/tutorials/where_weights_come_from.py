@@ -85,7 +85,7 @@ for column, name in enumerate(["W_Q", "W_K", "W_V"]):
 # A single matrix is hard to read, before and after: W_Q and W_K may be turned together by any
 # rotation without changing a score. What a head *does* is the product of both:
 #
-#     score(x, y) = (x W_Q) . (y W_K) / sqrt(d) = x (W_Q W_K^T) y^T / sqrt(d)
+# $$\mathrm{score}(x, y) = (x W_Q) \cdot (y W_K) / \sqrt{d} = x (W_Q W_K^\top) y^\top / \sqrt{d}$$
 #
 # ## What is learned is a product
 #
