@@ -94,8 +94,8 @@ def neighbours(
             "of numbers: SciPy sparse, torch or NumPy; or an edge_index with nodes=."
         )
     cells: Any = adjacency
-    whole = str(cells.dtype).endswith(("int32", "int64"))
-    if nodes is None and shape[0] == 2 and whole:
+    integers = str(cells.dtype).endswith(("int32", "int64"))
+    if nodes is None and shape[0] == 2 and integers:
         raise InputError(
             f"neighbours: integers of shape {tuple(shape)} may be an edge_index or the adjacency "
             "matrix of two queries. Give nodes=N for the first, adjacency != 0 for the second."

@@ -326,13 +326,13 @@ def _with_self_loops(
     edge_index: Tensor, features: Tensor | None, fill: float | str, nodes: int
 ) -> tuple[Tensor, Tensor | None]:
     """Replace self-loops by one for each of the first `nodes` nodes, after all other edges."""
-    others = edge_index[0] != edge_index[1]
-    edge_index = edge_index[:, others]
+    no_loops = edge_index[0] != edge_index[1]
+    edge_index = edge_index[:, no_loops]
     loops = torch.arange(nodes, dtype=edge_index.dtype, device=edge_index.device).expand(2, -1)
     joined = torch.cat((edge_index, loops), 1)
     if features is None:
         return joined, None
-    features = features[others]
+    features = features[no_loops]
     # The empty product is 1, every other empty reduction 0.
     empty = float(fill == "mul") if isinstance(fill, str) else fill
     filled = features.new_full((nodes, features.shape[1]), empty)

@@ -283,8 +283,8 @@ def packed(
     queries = _lengths_of(query_lengths)
     keys = queries if key_lengths is None else _lengths_of(key_lengths)
     for lengths in (queries, keys):
-        whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
-        if not whole or lengths.ndim != 1 or bool((lengths < 0).any()):
+        integers = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+        if not integers or lengths.ndim != 1 or bool((lengths < 0).any()):
             raise InputError(
                 f"packed: got lengths {lengths.tolist()}; expected whole numbers, 0 or more, one "
                 "for each sequence."

@@ -191,9 +191,9 @@ def product_cells(queries: Tensor, keys: Tensor, size: int) -> Tensor:
     small = -(-width // block)
     cells = queries.new_zeros(len(queries), small, small)
     for head, matrix in enumerate(queries):
-        whole = matrix.new_zeros(small * block, small * block)
-        whole[:width, :width] = matrix @ keys[head // group].T
-        blocks = whole.reshape(small, block, small, block).transpose(1, 2).flatten(2)
+        padded = matrix.new_zeros(small * block, small * block)
+        padded[:width, :width] = matrix @ keys[head // group].T
+        blocks = padded.reshape(small, block, small, block).transpose(1, 2).flatten(2)
         furthest = blocks.abs().argmax(-1, keepdim=True)
         cells[head] = blocks.gather(-1, furthest)[..., 0]
     return cells

@@ -79,19 +79,19 @@ def forward(native: NativeCall, kept: int, received: bool, learns: bool) -> Resu
     if kept < 0 and not learns:
         kernels.forward(native, results, _threads(native))
         return results
-    shape, like, single, whole = queries.shape[:3], torch.empty_like, torch.float32, torch.int32
-    results["lse"] = lse = torch.empty(shape, dtype=single)
+    shape, like, float32, int32 = queries.shape[:3], torch.empty_like, torch.float32, torch.int32
+    results["lse"] = lse = torch.empty(shape, dtype=float32)
     if learns and native.bfloat16:
-        results["exact_output"] = torch.empty((*shape, depth), dtype=single)
+        results["exact_output"] = torch.empty((*shape, depth), dtype=float32)
     if kept >= 0:
-        results["scores"] = scores = torch.empty((*shape, kept), dtype=single)
-        results["keys"], results["weights"] = like(scores, dtype=whole), like(scores)
+        results["scores"] = scores = torch.empty((*shape, kept), dtype=float32)
+        results["keys"], results["weights"] = like(scores, dtype=int32), like(scores)
         results["entropy"], results["rest"] = like(lse), like(lse)
-        results["count"] = like(lse, dtype=whole)
+        results["count"] = like(lse, dtype=int32)
     if received:
         for name in NAMES[-3:] if native.last_queries else NAMES[-3:-1]:
             # Zeros: without queries the kernels write nothing.
-            results[name] = torch.zeros((*shape[:2], native.keys.shape[2]), dtype=single)
+            results[name] = torch.zeros((*shape[:2], native.keys.shape[2]), dtype=float32)
     buffers: dict[str, Tensor | int] = {**results}
     if kept >= 0:
         buffers["kept"] = kept

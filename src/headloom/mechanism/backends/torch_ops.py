@@ -67,9 +67,9 @@ def attend(call: AttentionCall) -> tuple[Output, AttentionGraph | Weights | None
             part |= dict(zip(names, tied, strict=True))
         parts.append({name: part[name] for name in PER_ROW})
         add_received(received, part)
-    whole = {name: torch.cat([part[name] for part in parts], 2) for name in PER_ROW} | received
-    whole["weights"] = whole["weights"].to(dtype)
-    return whole["output"].to(dtype), graph_of(call, whole)
+    results = {name: torch.cat([part[name] for part in parts], 2) for name in PER_ROW} | received
+    results["weights"] = results["weights"].to(dtype)
+    return results["output"].to(dtype), graph_of(call, results)
 
 
 def _graph_rows(

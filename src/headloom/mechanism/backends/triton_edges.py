@@ -65,16 +65,16 @@ def _cut(  # type: ignore[no-untyped-def]
     tl.store(raised + rows, threshold.to(tl.int32, bitcast=True).to(tl.int64))
     tl.debug_barrier()  # the writes of other threads are read next
     for first in range(0, ROWS, CUT):
-        some = first + tl.arange(0, CUT)
-        inside = tl.load(counted + some).to(tl.int32)
+        part_rows = first + tl.arange(0, CUT)
+        inside = tl.load(counted + part_rows).to(tl.int32)
         if tl.max(inside) > LEFT:
             behind = tl.arange(0, WIDTH)
-            there = behind[None, :] < inside[:, None]
+            valid = behind[None, :] < inside[:, None]
             ranks = _rank_of(
-                tl.load(room + some[:, None] * CAPACITY + behind[None, :], mask=there, other=0)
+                tl.load(room + part_rows[:, None] * CAPACITY + behind[None, :], mask=valid, other=0)
             )
-            lowest = tl.min(tl.where(there, ranks, 2**63 - 1), 1)
-            ranks = tl.where(there, ranks, -(2**63))
+            lowest = tl.min(tl.where(valid, ranks, 2**63 - 1), 1)
+            ranks = tl.where(valid, ranks, -(2**63))
             highest = tl.max(ranks, 1)
             # At least k candidates reach `lowest`, fewer than k exceed `highest`.
             left = inside
@@ -87,19 +87,19 @@ def _cut(  # type: ignore[no-untyped-def]
                 lowest = tl.where(enough, middle, lowest)
                 left = tl.where(enough, reached, left)
             cut = inside > LEFT
-            stays = there & ((ranks >= lowest[:, None]) | (cut == 0)[:, None])
+            stays = valid & ((ranks >= lowest[:, None]) | (cut == 0)[:, None])
             many = stays.to(tl.int32)
             to = tl.cumsum(many, 1) - 1
             score = of_order((ranks >> 32).to(tl.int32)).to(tl.int32, bitcast=True)
-            found = (score.to(tl.int64) << 32) | _key_of(ranks).to(tl.int64)
+            packed = (score.to(tl.int64) << 32) | _key_of(ranks).to(tl.int64)
             tl.debug_barrier()  # all are read before they are overwritten
-            tl.store(room + some[:, None] * CAPACITY + to, found, mask=stays)
-            tl.store(counted + some, tl.sum(many, 1).to(tl.int64))
+            tl.store(room + part_rows[:, None] * CAPACITY + to, packed, mask=stays)
+            tl.store(counted + part_rows, tl.sum(many, 1).to(tl.int64))
             # k candidates reach it, with lower keys than later ones.
-            higher = tl.load(raised + some).to(tl.int32).to(tl.float32, bitcast=True)
+            higher = tl.load(raised + part_rows).to(tl.int32).to(tl.float32, bitcast=True)
             reached_by_k = of_order((lowest >> 32).to(tl.int32))
             higher = tl.where(cut, tl.maximum(higher, reached_by_k), higher)
-            tl.store(raised + some, higher.to(tl.int32, bitcast=True).to(tl.int64))
+            tl.store(raised + part_rows, higher.to(tl.int32, bitcast=True).to(tl.int64))
     tl.debug_barrier()
     counts = tl.load(counted + rows).to(tl.int32)
     return counts, tl.load(raised + rows).to(tl.int32).to(tl.float32, bitcast=True)
@@ -112,9 +112,9 @@ def _list_tiles(again, tiles, listed, SPAN: tl.constexpr):  # type: ignore[no-un
     for first in range(0, tiles, SPAN):
         tile = first + tl.arange(0, SPAN)
         word = tl.load(again + (tile >> 5), mask=tile < tiles, other=0)
-        wanted = (word >> (tile & 31)) & 1
-        tl.store(listed + needed + tl.cumsum(wanted, 0) - 1, tile, mask=wanted != 0)
-        needed += tl.sum(wanted)
+        marked = (word >> (tile & 31)) & 1
+        tl.store(listed + needed + tl.cumsum(marked, 0) - 1, tile, mask=marked != 0)
+        needed += tl.sum(marked)
     tl.debug_barrier()  # the writes of other threads are read next
     return needed
 
@@ -161,16 +161,16 @@ def _rows_of_lists(  # type: ignore[no-untyped-def]
     at += 2 * MET * LIST * tl.arange(0, LISTS)[:, None]
     ones = tl.full((LISTS, AT_ONCE * MET), 1, tl.int64)
     for piece in range(0, tl.minimum(longest, LIST), AT_ONCE):
-        there = piece + group < tl.minimum(lengths, LIST)[:, None]
-        score = tl.load(at + 2 * MET * piece, mask=there, other=0)
-        named = tl.load(at + 2 * MET * piece + MET, mask=there, other=0)
+        valid = piece + group < tl.minimum(lengths, LIST)[:, None]
+        score = tl.load(at + 2 * MET * piece, mask=valid, other=0)
+        named = tl.load(at + 2 * MET * piece + MET, mask=valid, other=0)
         row = (named.to(tl.uint32, bitcast=True) >> ROW_AT).to(tl.int32)
         key = (named & ((1 << ROW_AT) - 1)).to(tl.int64)
         bar = tl.load(numbers + ROWS + row).to(tl.int32).to(tl.float32, bitcast=True)
-        there = there & (score.to(tl.float32, bitcast=True) > bar)
-        to = tl.atomic_add(numbers + row, ones, mask=there, sem="relaxed")
+        valid = valid & (score.to(tl.float32, bitcast=True) > bar)
+        to = tl.atomic_add(numbers + row, ones, mask=valid, sem="relaxed")
         candidate = (score.to(tl.int64) << 32) | key
-        tl.store(room + row * CAPACITY + to, candidate, mask=there & (to < CAPACITY))
+        tl.store(room + row * CAPACITY + to, candidate, mask=valid & (to < CAPACITY))
     tl.debug_barrier()
     return tl.load(numbers + rows, cache_modifier=".cg").to(tl.int32), longest
 
@@ -186,19 +186,19 @@ def _sort(  # type: ignore[no-untyped-def]
     tl.store(numbers + tl.arange(0, ROWS), counts.to(tl.int64))
     tl.debug_barrier()
     for group_of_rows in range(0, ROWS, SORTED_ROWS):
-        some = group_of_rows + tl.arange(0, SORTED_ROWS)
+        part_rows = group_of_rows + tl.arange(0, SORTED_ROWS)
         behind = tl.arange(0, LEFT)
-        inside = tl.load(numbers + some).to(tl.int32)
-        row = block * ROWS + some
-        its_place = first_row + row
-        level = tl.load(levels + its_place, mask=row < query_count, other=0.0)
-        share = tl.load(shares + its_place, mask=row < query_count, other=1.0)
-        found = tl.load(
-            room + some[:, None] * CAPACITY + behind[None, :],
+        inside = tl.load(numbers + part_rows).to(tl.int32)
+        row = block * ROWS + part_rows
+        place = first_row + row
+        level = tl.load(levels + place, mask=row < query_count, other=0.0)
+        share = tl.load(shares + place, mask=row < query_count, other=1.0)
+        candidates = tl.load(
+            room + part_rows[:, None] * CAPACITY + behind[None, :],
             mask=behind[None, :] < inside[:, None], other=0,
         )  # fmt: skip
-        none = tl.full((SORTED_ROWS, LEFT), -(2**63), tl.int64)
-        ranks = tl.where(behind[None, :] < inside[:, None], _rank_of(found), none)
+        lowest = tl.full((SORTED_ROWS, LEFT), -(2**63), tl.int64)
+        ranks = tl.where(behind[None, :] < inside[:, None], _rank_of(candidates), lowest)
         ranks = tl.sort(ranks, dim=1, descending=True)
         edge = behind[None, :] < tl.minimum(inside, kept)[:, None]
         score = tl.where(edge, of_order((ranks >> 32).to(tl.int32)), -float("inf"))
@@ -206,13 +206,13 @@ def _sort(  # type: ignore[no-untyped-def]
         fall = (score - level[:, None]) * factor
         weight = tl.where(edge, tl.exp2(fall) / share[:, None], 0.0)
         remaining = tl.maximum(1.0 - tl.sum(weight, 1), 0.0)
-        cell = its_place[:, None] * kept + behind[None, :]
+        cell = place[:, None] * kept + behind[None, :]
         write = (row < query_count)[:, None] & (behind[None, :] < kept)
         tl.store(kept_keys + cell, tl.where(edge, _key_of(ranks), -1), mask=write)
         tl.store(kept_scores + cell, score * unit, mask=write)
         tl.store(kept_weights + cell, weight, mask=write)
         remaining = tl.where(share < 0, 0.0, remaining)
-        tl.store(rest + its_place, remaining, mask=row < query_count)
+        tl.store(rest + place, remaining, mask=row < query_count)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -263,8 +263,8 @@ def edges_kernel(  # type: ignore[no-untyped-def]
     program = tl.atomic_add(taken, 1)
     while program < programs:
         block = block_count - 1 - program % block_count  # the longest first where it is causal
-        one = (program // block_count).to(tl.int64)
-        batch, head = one // head_count, one % head_count
+        head_index = (program // block_count).to(tl.int64)
+        batch, head = head_index // head_count, head_index % head_count
         rows = block * ROWS + own_rows
         low, high, real, begin, tiles, solid_begin, solid_end = ranges_of(
             block, batch, query_count, key_count, batch_count, left, right, key_range, row_range,
@@ -281,8 +281,10 @@ def edges_kernel(  # type: ignore[no-untyped-def]
         at_cells = bias + batch * bias_batch + head * bias_head
         at_allowed = allowed + batch * allowed_batch + head * allowed_head
         at_offsets = offset_bias + head * (query_count + key_count - 1) + query_count - 1
-        threshold = tl.load(thresholds + one * query_count + rows, mask=real, other=float("inf"))
-        needed = _list_tiles(again + (one * block_count + block) * words, tiles, listed, 128)
+        threshold = tl.load(
+            thresholds + head_index * query_count + rows, mask=real, other=float("inf")
+        )
+        needed = _list_tiles(again + (head_index * block_count + block) * words, tiles, listed, 128)
         counts = tl.zeros((ROWS,), tl.int32)
         careful = True
         # Without a threshold every score is appended; with many tiles the lists would overflow.
@@ -362,7 +364,7 @@ def edges_kernel(  # type: ignore[no-untyped-def]
         counts, threshold = _cut(room, counts, threshold, kept, ROWS, CUT, WIDTH, CAPACITY, LEFT)
         _sort(
             room, counts, kept_keys, kept_scores, kept_weights, rest, levels, shares,
-            one * query_count, block, query_count, kept, factor, unit,
+            head_index * query_count, block, query_count, kept, factor, unit,
             ROWS, CAPACITY, LEFT, SORTED_ROWS,
         )  # fmt: skip
         tl.debug_barrier()  # the room is overwritten next

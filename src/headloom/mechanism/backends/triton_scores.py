@@ -136,8 +136,8 @@ def scores_of(  # type: ignore[no-untyped-def]
     by_depth = tl.arange(0, DEPTH)
     of_key = at_keys + column[None, :].to(tl.int64) * key_row + by_depth[:, None]
     if MASKED or not WHOLE_DEPTHS:
-        there = column < key_count
-        key = tl.load(of_key, mask=there[None, :] & (by_depth[:, None] < depth), other=0.0)
+        valid = column < key_count
+        key = tl.load(of_key, mask=valid[None, :] & (by_depth[:, None] < depth), other=0.0)
     else:
         key = tl.load(of_key)
     if WIDE:  # the interpreter multiplies no bfloat16

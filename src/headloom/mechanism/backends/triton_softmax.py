@@ -25,7 +25,7 @@ from headloom.mechanism.backends.triton_scores import of_order, order_of, ranges
 @triton.jit  # type: ignore[untyped-decorator]
 def _thresholds(  # type: ignore[no-untyped-def]
     maxima, stride, groups, thresholds, kept, rows_left,
-    ROWS: tl.constexpr, SOME: tl.constexpr, FOLD: tl.constexpr,
+    ROWS: tl.constexpr, PART: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """Write a threshold for each row that its k strongest scores exceed.
 
@@ -34,16 +34,16 @@ def _thresholds(  # type: ignore[no-untyped-def]
     thresholds: of the block; rows_left: number of rows that exist.
     """
     behind = tl.arange(0, FOLD)
-    for first in range(0, ROWS, SOME):
-        some = first + tl.arange(0, SOME)
-        largest = tl.full((SOME, FOLD), -float("inf"), tl.float32)
+    for first in range(0, ROWS, PART):
+        rows = first + tl.arange(0, PART)
+        largest = tl.full((PART, FOLD), -float("inf"), tl.float32)
         for group in range(0, groups, FOLD):
             at = group + behind
-            found = tl.load(
-                maxima + some[:, None] * stride + at[None, :],
+            part = tl.load(
+                maxima + rows[:, None] * stride + at[None, :],
                 mask=(at < groups)[None, :], other=-float("inf"),
             )  # fmt: skip
-            largest = tl.maximum(largest, found)
+            largest = tl.maximum(largest, part)
         ordered = order_of(largest)
         lowest, highest = tl.min(ordered, 1), tl.max(ordered, 1)
         for _ in range(14):
@@ -55,7 +55,7 @@ def _thresholds(  # type: ignore[no-untyped-def]
         # Slightly below, so that scores equal to it exceed the threshold, -0 like 0.
         below = reached - tl.abs(reached) * 2.4e-7 - 1e-37
         below = tl.where(reached == float("inf"), 3.4028234e38, below)
-        tl.store(thresholds + some, below, mask=some < rows_left)
+        tl.store(thresholds + rows, below, mask=rows < rows_left)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -70,19 +70,19 @@ def _mark(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr = AT_ONCE // PARTS // 32
     for group in range(0, groups, AT_ONCE):
         at = group + tl.arange(0, AT_ONCE)
-        found = tl.load(
+        part = tl.load(
             maxima + rows[:, None] * stride + at[None, :],
             mask=(at < groups)[None, :], other=-float("inf"),
         )  # fmt: skip
-        exceeds = tl.max((found > threshold[:, None]).to(tl.int32), 0)
-        wanted = tl.max(tl.reshape(exceeds, (AT_ONCE // PARTS, PARTS)), 1)
-        bits = tl.sum(tl.reshape(wanted, (WORDS, 32)) << bit[None, :], 1)
+        exceeds = tl.max((part > threshold[:, None]).to(tl.int32), 0)
+        marked = tl.max(tl.reshape(exceeds, (AT_ONCE // PARTS, PARTS)), 1)
+        bits = tl.sum(tl.reshape(marked, (WORDS, 32)) << bit[None, :], 1)
         tl.store(again + group // PARTS // 32 + tl.arange(0, WORDS), bits)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tile(  # type: ignore[no-untyped-def]
-    first, number, most, mass, tilted, total, seen,
+    first, number, most, mass, tilted, total, count,
     query, low, high, rows, real, at_keys, at_values, maxima, groups_room,
     key_row, value_row, key_count, depth, value_depth, factor, scale, softcap,
     offset_bias, cells, bias_row, allowed, allowed_row,
@@ -94,7 +94,7 @@ def _tile(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Update the softmax by one tile of keys. Scores times `factor` are exponents of 2.
 
-    Returns: the running values: most, mass, tilted, total, seen.
+    Returns: the running values: most, mass, tilted, total, count.
     """
     column, by_value = first + tl.arange(0, TILE), tl.arange(0, VALUE_DEPTH)
     of_value = at_values + column[:, None].to(tl.int64) * value_row + by_value[None, :]
@@ -112,7 +112,7 @@ def _tile(  # type: ignore[no-untyped-def]
     else:
         value = tl.load(of_value)
     if HAS_OFFSET_BIAS or HAS_BIAS or HAS_ALLOWED:
-        seen += tl.sum((scores != -float("inf")).to(tl.int32), 1)
+        count += tl.sum((scores != -float("inf")).to(tl.int32), 1)
 
     if KEEPS and PARTS == 4:
         # A part has the columns of one of four threads, by the layout of a product.
@@ -143,7 +143,7 @@ def _tile(  # type: ignore[no-untyped-def]
     if WIDE:
         rounded, value = rounded.to(tl.float32), value.to(tl.float32)
     total = tl.dot(rounded, value, total * shrunk[:, None], input_precision=PRECISION)
-    return higher, mass, tilted, total, seen
+    return higher, mass, tilted, total, count
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -189,10 +189,10 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
     program = tl.atomic_add(taken, 1)
     while program < programs:
         block = block_count - 1 - program % block_count  # the longest first where it is causal
-        one = (program // block_count).to(tl.int64)
-        batch, head = one // head_count, one % head_count
+        head_index = (program // block_count).to(tl.int64)
+        batch, head = head_index // head_count, head_index % head_count
         rows = block * ROWS + own_rows
-        place = one * query_count + rows  # among the rows of all heads
+        place = head_index * query_count + rows  # among the rows of all heads
         low, high, real, begin, tiles, solid_begin, solid_end = ranges_of(
             block, batch, query_count, key_count, batch_count, left, right, key_range, row_range,
             BANDED, HAS_ALLOWED, HAS_KEY_RANGE, HAS_ROW_RANGE, ROWS, TILE,
@@ -214,10 +214,10 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
         mass = tl.zeros((ROWS,), tl.float32)  # sum of e^(score - most)
         tilted = tl.zeros((ROWS,), tl.float32)  # sum of e^(score - most) (score - most) / log(2)
         total = tl.zeros((ROWS, VALUE_DEPTH), tl.float32)  # sum of e^(score - most) value
-        seen = tl.zeros((ROWS,), tl.int32)
+        count = tl.zeros((ROWS,), tl.int32)
         for number in tl.range(solid_begin, solid_end, num_stages=STAGES):
-            most, mass, tilted, total, seen = _tile(
-                begin + number * TILE, number, most, mass, tilted, total, seen,
+            most, mass, tilted, total, count = _tile(
+                begin + number * TILE, number, most, mass, tilted, total, count,
                 query, low, high, rows, real, at_keys, at_values, maxima, groups_room,
                 key_row, value_row, key_count, depth, value_depth, factor, scale, softcap,
                 at_offsets, at_cells, bias_row, at_allowed, allowed_row,
@@ -226,8 +226,8 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
             )  # fmt: skip
         for index in tl.range(0, tiles - (solid_end - solid_begin), num_stages=STAGES):
             number = index + tl.where(index < solid_begin, 0, solid_end - solid_begin)
-            most, mass, tilted, total, seen = _tile(
-                begin + number * TILE, number, most, mass, tilted, total, seen,
+            most, mass, tilted, total, count = _tile(
+                begin + number * TILE, number, most, mass, tilted, total, count,
                 query, low, high, rows, real, at_keys, at_values, maxima, groups_room,
                 key_row, value_row, key_count, depth, value_depth, factor, scale, softcap,
                 at_offsets, at_cells, bias_row, at_allowed, allowed_row,
@@ -235,44 +235,44 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
                 PRECISION, ROWS, TILE, PARTS, DEPTH, VALUE_DEPTH, WHOLE_DEPTHS,
             )  # fmt: skip
         if not (HAS_BIAS or HAS_OFFSET_BIAS or HAS_ALLOWED):
-            seen = tl.maximum(high - low, 0)
+            count = tl.maximum(high - low, 0)
 
         level = tl.where(most == -float("inf"), 0.0, most)
         # From here on, except for the kept edges, scores are scaled and exponents of e.
         most, tilted = most * unit, tilted * 0.6931471805599453
-        highest, whole = most, mass
+        highest, with_sink = most, mass
         if HAS_SINKS:
             sink = tl.load(sinks + head)
             highest = tl.maximum(most, sink)
-        blind = highest == -float("inf")
-        top = tl.where(blind, 0.0, highest)
+        empty = highest == -float("inf")
+        top = tl.where(empty, 0.0, highest)
         if HAS_SINKS:
             to_sink = tl.where(most == -float("inf"), 0.0, most - top)
             less = tl.where(most == -float("inf"), 0.0, tl.exp2(to_sink * 1.4426950408889634))
             tilted = less * (tilted + mass * to_sink)
             mass = less * mass
             total = total * less[:, None]
-            whole = mass + tl.exp2((sink - top) * 1.4426950408889634)
-        share = tl.where(blind, 1.0, whole)
+            with_sink = mass + tl.exp2((sink - top) * 1.4426950408889634)
+        share = tl.where(empty, 1.0, with_sink)
         own_share = share
         if HAS_SINKS:
             own_share = share / less
         of_row = tl.log2(share) * 0.6931471805599453
-        tl.store(lse + place, tl.where(blind, -float("inf"), top + of_row), mask=real)
+        tl.store(lse + place, tl.where(empty, -float("inf"), top + of_row), mask=real)
         tl.store(entropy + place, (mass * of_row - tilted) / share, mask=real)
-        tl.store(counted + place, seen, mask=real)
+        tl.store(counted + place, count, mask=real)
         tl.store(
             output + place[:, None] * value_depth + by_value[None, :],
             (total / share[:, None]).to(output.dtype.element_ty),
             mask=real[:, None] & (by_value[None, :] < value_depth),
         )
         if not KEEPS:
-            tl.store(rest + place, tl.where(blind, 0.0, 1.0), mask=real)
+            tl.store(rest + place, tl.where(empty, 0.0, 1.0), mask=real)
         else:
             tl.store(levels + place, level, mask=real)
-            tl.store(shares + place, tl.where(blind, -1.0, own_share), mask=real)
+            tl.store(shares + place, tl.where(empty, -1.0, own_share), mask=real)
             tl.debug_barrier()  # the writes of other threads are read next
-            of_block = thresholds + one * query_count + block * ROWS
+            of_block = thresholds + head_index * query_count + block * ROWS
             left_of_it = query_count - block * ROWS
             _thresholds(
                 maxima, groups_room, tiles * PARTS, of_block, kept, left_of_it, ROWS, FOLDED_ROWS,
@@ -281,7 +281,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
             tl.debug_barrier()
             _mark(
                 maxima, groups_room, tiles * PARTS, of_block, left_of_it,
-                again + (one * block_count + block) * words, ROWS, PARTS, 128,
+                again + (head_index * block_count + block) * words, ROWS, PARTS, 128,
             )  # fmt: skip
             tl.debug_barrier()  # the maxima are overwritten next
         program = tl.atomic_add(taken, 1)
