@@ -1,1 +1,1 @@
-"""The ground floor: the attention mechanism as pure functions of queries, keys and values."""
+"""Attention mechanism: pure functions of queries, keys and values; the package's lowest layer."""

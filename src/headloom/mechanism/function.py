@@ -29,7 +29,7 @@ Result = tuple[Output, AttentionGraph | Tensor | None]
 
 
 class Row(NamedTuple):
-    """A row of the table of backends.
+    """Row of the table of backends.
 
     why_not: why it does not serve a call, None if it does; second argument: the named backend.
     run: computes a call that it serves; raises a BackendError if a compiler fails.

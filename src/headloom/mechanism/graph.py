@@ -1,4 +1,4 @@
-"""The attention graph: the strongest edges of every query, and totals of all edges."""
+"""Attention graph: the strongest edges of every query, and totals of all edges."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _as_array(tensor: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One query of one head: its kept edges, strongest first, and its totals."""
+    """Query of one head: its kept edges, strongest first, and its totals."""
 
     keys: Tensor
     scores: Tensor

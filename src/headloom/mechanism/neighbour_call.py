@@ -1,4 +1,4 @@
-"""A call of attention over the neighbours of a graph, and its formula in plain torch.
+"""Call of attention over the neighbours of a graph, and its formula in plain torch.
 
 With an edge j -> i, query i (the target) attends to key j (the source). Rows are compressed (CSR):
 the places of row i are ``row_starts[i]`` to ``row_starts[i + 1] - 1``.

@@ -1,4 +1,4 @@
-"""The modules of a model by their paths; setting observers and editors of its attention layers.
+"""Modules of a model by their paths; setting observers and editors of its attention layers.
 
 `torch.compile` wraps a module in another one, whose `_orig_mod` is the original. The wrappers are
 left out here, so that a model with compiled layers has the same paths as the original.

@@ -1,4 +1,4 @@
-"""The compiled kernels, the call that they read, and checks of torch's modes.
+"""Compiled kernels, the call that they read, and checks of torch's modes.
 
 Modes: compiling, exporting, torch.func transforms, autocast; the same in every version of torch.
 """
@@ -53,7 +53,7 @@ def _has_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 
 
-def in_own_types(function: _Function) -> _Function:
+def keep_dtypes(function: _Function) -> _Function:
     """Decorate a function of a call to run without torch.autocast."""
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""The gradients of a kernel's call in torch operations, one block of rows at a time.
+"""Gradients of a kernel's call in torch operations, one block of rows at a time.
 
 They can be differentiated again, replace missing backward kernels, and are exact for scores that
 are too large for a kernel's backward pass. Intermediate tensors are recomputed, never stored, so

@@ -1,4 +1,4 @@
-"""The native kernels as attention calls: differentiable, and as operators in compiled programs.
+"""Native kernels as attention calls: differentiable, and as operators in compiled programs.
 
 The kernels stream keys past blocks of queries and never form the matrix of weights; see
 native/forward.h and native/backward.h. Results do not depend on the number of threads.

@@ -1,4 +1,4 @@
-"""The gradients of a call of the native kernels, from its output and log-sum-exp.
+"""Gradients of a call of the native kernels, from its output and log-sum-exp.
 
 The kernel recomputes scores tile by tile; see native/backward.h. torch's formulas are used instead
 if gradients are differentiated again, are batched, or scores are far from 0.

@@ -1,4 +1,4 @@
-"""The kernels of attention over neighbours: forward, and backward by recomputing the weights.
+"""Kernels of attention over neighbours: forward, and backward by recomputing the weights.
 
 See native/neighbours_forward.h and native/neighbours_backward.h. No tensor of edges x heads x depth
 is formed. Results do not depend on the number of threads.

@@ -1,4 +1,4 @@
-"""From an attention call to a call of the kernels: plain tensors, ranges and numbers.
+"""Conversion of attention calls to calls of the kernels: plain tensors, ranges and numbers.
 
 The kernels support ranges of keys (a band around the query, a range for each sequence, a range for
 each query), masks by cells, biases by distance, biases by cells, and relative tables. Any other

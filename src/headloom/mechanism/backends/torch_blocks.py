@@ -1,4 +1,4 @@
-"""The steps of an attention call in plain torch, for one block of rows."""
+"""Steps of an attention call in plain torch, for one block of rows."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headloom.mechanism.backends.compiled import in_own_types, why_wrapped
+from headloom.mechanism.backends.compiled import keep_dtypes, why_wrapped
 from headloom.mechanism.backends.formulas import applied
 from headloom.mechanism.backends.torch_blocks import (
     add_received,
@@ -39,7 +39,7 @@ from headloom.mechanism.scores import Dot, ScaledDot
 from headloom.mechanism.shapes import Keys, Output, Queries, Values, Weights, repeat_kv_heads
 
 
-@in_own_types
+@keep_dtypes
 def attend(call: AttentionCall) -> tuple[Output, AttentionGraph | Weights | None]:
     """Return the output, and the graph, the dense weights or None, by the call's `keep`."""
     if call.keep is None and _fused_serves(call):
@@ -63,7 +63,7 @@ def attend(call: AttentionCall) -> tuple[Output, AttentionGraph | Weights | None
         part = run_block(_graph_rows, call, keys, values, rows, several)
         if several:  # its floating-point tensors are tied
             names = [name for name in part if name not in CONSTANT]
-            tied = applied(_Together, *(part[name] for name in names))
+            tied = applied(_Tied, *(part[name] for name in names))
             part |= dict(zip(names, tied, strict=True))
         parts.append({name: part[name] for name in PER_ROW})
         add_received(received, part)
@@ -87,7 +87,7 @@ def _dense_rows(
     return weigh(call, weights, values, rows), weights
 
 
-class _Together(torch.autograd.Function):
+class _Tied(torch.autograd.Function):
     """Identity that ties the tensors of one block: a backward pass through one uses all.
 
     A recomputed block is freed when the backward pass has used all of it. If a loss uses only some

@@ -1,4 +1,4 @@
-"""The second GPU kernel, in Triton: the k strongest edges of each row.
+"""Second GPU kernel, in Triton: the k strongest edges of each row.
 
 The scores of the marked tiles, which have a score above the threshold of its row
 (triton_softmax.py), are computed again, and those above the threshold are collected; the k

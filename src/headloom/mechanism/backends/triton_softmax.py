@@ -1,4 +1,4 @@
-"""The first GPU kernel, in Triton: the output, row totals, and thresholds for the edges.
+"""First GPU kernel, in Triton: the output, row totals, and thresholds for the edges.
 
 A program takes a block of queries of one head, then the next free block. Keys are read in tiles; a
 tile's scores are one product, and the softmax is updated as in FlashAttention (Dao et al. 2022),

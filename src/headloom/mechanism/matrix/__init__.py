@@ -1,1 +1,1 @@
-"""The attention weight matrix as an exact linear operator that is never formed."""
+"""Attention weight matrix as an exact linear operator that is never formed."""

@@ -1,4 +1,4 @@
-"""The attention weight matrix as a linear operator: exact, never formed.
+"""Attention weight matrix as a linear operator: exact, never formed.
 
 Most results reduce to an attention call. With P_ij = e^(s_ij - lse_i):
 

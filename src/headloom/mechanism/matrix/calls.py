@@ -1,4 +1,4 @@
-"""The attention calls behind an AttentionMatrix, and cells recomputed from them.
+"""Attention calls behind an AttentionMatrix, and cells recomputed from them.
 
     P_ij = e^(s_ij - lse_i)
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError, ShapeError
-from headloom.mechanism.backends.compiled import in_own_types
+from headloom.mechanism.backends.compiled import keep_dtypes
 from headloom.mechanism.backends.torch_blocks import block_scores, in_float
 from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
 from headloom.mechanism.function import Backend, run
@@ -170,7 +170,7 @@ class MatrixCall(AttentionCall):
             mask = replace(mask, offset=mask.offset + start)
         return replace(self, queries=self.queries[:, :, start:stop], mask=mask)
 
-    @in_own_types
+    @keep_dtypes
     def scores(self, rows: range, columns: range) -> Tensor:
         """Return the scores of some rows and columns, (heads, rows, columns), -inf where masked."""
         inside = slice(columns.start, columns.stop)
@@ -245,7 +245,7 @@ def blocks(call: MatrixCall, lse: Tensor) -> Iterator[tuple[range, Tensor]]:
         yield rows, cells(call, lse, rows, range(keys))
 
 
-@in_own_types
+@keep_dtypes
 def diagonal(call: MatrixCall, lse: Tensor, offset: int) -> Tensor:
     """Return ``P_{i, i + offset}``, 0 if there is no such key, (heads, queries)."""
     _, queries, keys = call.shape
@@ -304,7 +304,7 @@ def _numbers(part: object, size: int) -> np.ndarray:
     return np.asarray(numbers[index if index.size else index.astype(int)])
 
 
-@in_own_types
+@keep_dtypes
 def summaries_of_blocks(
     call: MatrixCall, lse: Tensor, size: int, rows: range, columns: range
 ) -> tuple[Tensor, Tensor]:

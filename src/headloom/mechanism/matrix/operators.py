@@ -1,4 +1,4 @@
-"""The transpose of an attention matrix, and a head as a SciPy linear operator."""
+"""Transpose of an attention matrix, and a head as a SciPy linear operator."""
 
 from __future__ import annotations
 

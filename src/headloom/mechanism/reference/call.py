@@ -1,4 +1,4 @@
-"""A whole attention call, dense: the reference for the results of every backend."""
+"""Dense attention call: the reference for the results of every backend."""
 
 from __future__ import annotations
 
