@@ -117,7 +117,7 @@ export function changeWords(change: number | null, entropy: number | null): stri
   const grown =
     entropy === null || Math.abs(entropy) < 0.005
       ? "The mean row entropy is the same."
-      : `Mean row entropy: ${entropy > 0 ? "+" : ""}${minus(entropy, 2)} nats.`;
+      : `Change of the mean row entropy: ${entropy > 0 ? "+" : ""}${minus(entropy, 2)} nats.`;
   const much = `On average ${changeText(change)} of a row’s mass moved to other keys.`;
   return `${much} ${grown}`;
 }

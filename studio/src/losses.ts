@@ -28,7 +28,8 @@ export function loggedAt(points: Point[], step: number): Point | null {
 
 /** Where a curve begins and ends. */
 export const rangeWords = (points: Point[]) =>
-  `from ${significant3(points[0][1])} to ${significant3(points[points.length - 1][1])}`;
+  (points.length > 1 ? `from ${significant3(points[0][1])} to ` : "") +
+  significant3(points[points.length - 1][1]);
 
 /** A curve in words: its range, and the loss logged at a step or closest to it. */
 export function curveWords([name, points]: Curve, step: number): string {

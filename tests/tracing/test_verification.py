@@ -105,7 +105,7 @@ def test_what_was_verified_stands_in_the_trace_and_on_disk(family_named: Named, 
     assert trace.verification["whole"] is True
     assert trace.verification["tokens"] == 12
     assert 0 < trace.verification["difference"] < 1e-5
-    assert "as without headloom to" in repr(trace)
+    assert "matches the model to" in repr(trace)
     assert headloom.open(tmp_path / "t").verification == trace.verification
 
 

@@ -52,30 +52,30 @@ def _some_text(text: str) -> str:
 # What is read.
 
 _trace = partial(typer.Argument, metavar="TRACE", callback=is_there)
-TracePath = Annotated[Path, _trace(help="A trace folder.")]
-SecondTrace = Annotated[Path, _trace(help="Another, with as many tokens.")]
-TraceOrRun = Annotated[Path, _trace(help="A trace folder; with --to, a training run.")]
-TraceOrFolder = Annotated[Path, _trace(help="A trace folder, or a folder of traces.")]
+TracePath = Annotated[Path, _trace(help="A trace, made by headloom trace.")]
+SecondTrace = Annotated[Path, _trace(help="Another trace, with the same number of tokens.")]
+TraceOrRun = Annotated[Path, _trace(help="A trace; with --to, a training run.")]
+TraceOrFolder = Annotated[Path, _trace(help="A trace, or a folder of traces.")]
 TracePaths = Annotated[
     list[Path],
     _trace(metavar="TRACE", help="Traces of one model, or a folder of them; or a training run."),
 ]
 model_argument = partial(typer.Argument, metavar="MODEL", callback=is_model)
 ModelName = Annotated[
-    str, model_argument(help="A training run; or a model of Hugging Face, by its folder or name.")
+    str,
+    model_argument(help="minilm, a training run, or a model of Hugging Face, by folder or name."),
 ]
-Text = Annotated[str | None, typer.Option(help="The text that the model reads.")]
+Text = Annotated[str | None, typer.Option(help="The text to read.")]
 TextFile = Annotated[
     Path | None,
-    typer.Option("--file", help="A file with what the model reads; - is standard input."),
+    typer.Option("--file", help="A file with the text; -: standard input."),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
         parser=_some_text,
         metavar="TEXT",
-        help="For an encoder-decoder: the text that it writes; default for a run: its own "
-        "translation.",
+        help="For an encoder-decoder: the text it writes. Default for a run: its own translation.",
     ),
 ]
 
@@ -98,64 +98,60 @@ Threads = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of the random numbers.")]
-Beam = Annotated[
-    int, typer.Option(min=1, max=1_000, help="Hypotheses kept while decoding; 1: greedy.")
-]
+Beam = Annotated[int, typer.Option(min=1, max=1_000, help="Beam size of decoding; 1: greedy.")]
 Exact = Annotated[
     bool | None,
     typer.Option(
         "--exact/--kept",
-        help="Compute from all weights, or from the kept edges; default: from all weights where "
-        "the trace has queries and keys.",
+        help="From all weights, or from the kept edges. Default: all weights, if the trace "
+        "has queries and keys.",
     ),
 ]
 Logit = Annotated[
     str | None,
-    typer.Option(help="The predicted token, or for a classifier the label, that is asked about."),
+    typer.Option(help="The predicted token or, for a classifier, the label."),
 ]
 Against = Annotated[
     str | None, typer.Option(help="With --logit: subtract the logit of this token.")
 ]
 LayerName = partial(typer.Option, "--layer", metavar="LAYER")
-Layer = Annotated[
-    str | None, LayerName(help="Only this layer: its number in the order of the run, or its path.")
-]
+Layer = Annotated[str | None, LayerName(help="Only this layer, by number or path.")]
 Head = Annotated[int | None, typer.Option(min=0, help="Only this head of the layer.")]
 
 # What is written.
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Where to write.")]
-Keep = Annotated[int, typer.Option(min=0, max=1_000_000, help="Edges kept for each query.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace a trace that is there.")]
+Keep = Annotated[int, typer.Option(min=0, max=1_000_000, help="Number of edges kept per query.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace an existing trace.")]
 ForProgram = Annotated[
     Literal["huggingface", "ctranslate2", "onnx"] | None,
-    typer.Option(help="Write the model of a training run, for this program; needs --output."),
+    typer.Option(help="Export the model of a training run for this program; needs --output."),
 ]
 ModelOutput = Annotated[
     Path | None, typer.Option("-o", "--output", help="The folder to write the model to.")
 ]
 PictureToo = Annotated[
     Path | None,
-    typer.Option("--picture", callback=is_picture, help="Draw it too: .png, .svg or .pdf."),
+    typer.Option("--picture", callback=is_picture, help="Also draw a picture: .png, .svg or .pdf."),
 ]
 
 # What is printed.
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
 Rows = Annotated[
-    int, typer.Option("--limit", min=0, help="Print this many rows at most. JSON is whole.")
+    int, typer.Option("--limit", min=0, help="Print at most this many rows. JSON has all.")
 ]
 AllRows = Annotated[
     int | None,
-    typer.Option("--limit", min=0, show_default="all", help="Print this many rows at most."),
+    typer.Option("--limit", min=0, show_default="all", help="Print at most this many rows."),
 ]
 #: Limit of a sorted table; see `rows_of`.
 FewRows = Annotated[
     int | None,
     typer.Option(
         "--limit", min=0, show_default="20; with --csv all",
-        help="Print this many rows at most. JSON is whole.",
+        help="Print at most this many rows. JSON has all.",
     ),
 ]  # fmt: skip
 

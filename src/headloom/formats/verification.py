@@ -16,16 +16,16 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from headloom.formats.files import JsonMapping
 
 #: Verification of a trace whose model was verified earlier, on another text.
-ON_ANOTHER_TEXT = {"unverified": "its model was verified, on another text"}
+ON_ANOTHER_TEXT = {"unverified": "the model was verified on another text"}
 
 
 def in_words(verification: JsonMapping) -> str:
     """Describe a verification in a few words.
 
     >>> in_words({"tokens": 64, "whole": False, "difference": 3e-7})
-    'as without headloom to 3.0e-07 (64 tokens)'
+    'matches the model to 3.0e-07 (64 tokens)'
     >>> in_words({"tokens": 5, "whole": True, "difference": 0.0, "nan": 40})
-    'as without headloom to 0.0e+00, but NaN in 40 cells'
+    'matches the model to 0.0e+00, but NaN in 40 cells'
     >>> in_words({"unverified": "the prompt was in a cache"})
     'unverified: the prompt was in a cache'
     """
@@ -36,7 +36,7 @@ def in_words(verification: JsonMapping) -> str:
     nan = verification.get("nan")
     but = f", but NaN in {nan:,} cells" if isinstance(nan, int) and nan else ""
     difference = outward(verification["difference"], ".1e", upper=True)
-    return f"as without headloom to {difference}{read}{but}"
+    return f"matches the model to {difference}{read}{but}"
 
 
 def is_verification(value: object) -> bool:

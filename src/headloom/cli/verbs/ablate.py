@@ -11,29 +11,30 @@ from headloom.cli.output import print_json, print_table, progress_bar, records, 
 Replacement = Annotated[
     Literal["zero", "mean", "uniform"],
     typer.Option(
-        help="What a head gives instead of its output: zero, its mean, or the uniform mean of the "
-        "values it may look at."
+        help="What replaces the output of a head: zero, its mean, or the mean of the "
+        "values it can attend to."
     ),
 ]
 Patch = Annotated[
     str | None,
-    typer.Option(help="Another text with as many tokens: each head gives its output on that one."),
+    typer.Option(
+        help="Another text with the same number of tokens, whose output of each head is used."
+    ),
 ]
 At = Annotated[
     list[int] | None,
     typer.Option(
         "--at",
         metavar="N",
-        help="Only at this position of the text does a head give something else; repeat it for "
-        "several; below 0: from the end. Default: at all.",
+        help="Replace only at this position; negative: from the end. Repeatable. Default: all.",
     ),
 ]
 Estimate = Annotated[
     bool,
     typer.Option(
         "--estimate",
-        help="Estimate all changes at once, by one gradient, and say which position adds most: in "
-        "seconds, and right for small changes.",
+        help="Estimate all changes from one gradient, and name the position that adds "
+        "most. Fast; accurate for small changes.",
     ),
 ]
 

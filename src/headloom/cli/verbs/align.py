@@ -13,44 +13,51 @@ from headloom.cli.output import cell, print_json, print_table, progress_bar, rec
 Aligned = Annotated[
     str,
     option.model_argument(
-        help="A run of a translator, an encoder-decoder of Hugging Face, or traces in a folder."
+        help="A run that translates, an encoder-decoder of Hugging Face, or a folder of traces."
     ),
 ]
 SourceFile = Annotated[
-    Path | None, typer.Option("--sources", help="For a model: a file with a source a line.")
+    Path | None, typer.Option("--sources", help="For a model: a file with one source per line.")
 ]
 TargetFile = Annotated[
-    Path | None, typer.Option("--targets", help="The targets, in lines of the same order.")
+    Path | None,
+    typer.Option("--targets", help="A file with the target of each source, line by line."),
 ]
 Gold = Annotated[
     Path | None,
-    typer.Option(help="The right links, in the Pharaoh format: 0-0 1-2, 1?2 for a possible one."),
+    typer.Option(
+        help="The correct links, in the Pharaoh format: 0-0 1-2; 1?2 for a possible link."
+    ),
 ]
 Heads = Annotated[
     str | None,
     typer.Option(
-        help="best: chosen on half of the gold links; agreement: whose two directions agree; or "
-        "names, as 3.1,5.2:write. Default: best with --gold, else agreement."
+        help="best: chosen on half of the gold links; agreement: heads whose two "
+        "directions agree; or names: 3.1,5.2:write. Default: best with --gold, else "
+        "agreement."
     ),
 ]
 Method = Annotated[
     Literal["mutual", "argmax"],
-    typer.Option(help="mutual: words that are each other's best; argmax: each target word's best."),
+    typer.Option(
+        help="mutual: pairs of words that are each other's best; argmax: the best source "
+        "of each target word."
+    ),
 ]
 Step = Annotated[
     Literal["read", "write"] | None,
     typer.Option(
-        help="The query of a target word: of the step that reads it, or that writes it. Default: "
-        "the better of each head, by gold, or by words that occur together."
+        help="The query of a target word: the step that reads it, or the step that writes "
+        "it. Default: the better one for each head."
     ),
 ]
 Picture = Annotated[
     Path | None,
     typer.Option(
-        "--picture", help="Draw the first pair, its links outlined: a .png, .svg or .pdf file."
+        "--picture", help="Draw the first pair with its links outlined: .png, .svg or .pdf."
     ),
 ]
-Output = Annotated[Path, typer.Option("-o", "--output", help="The links to write.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="The file of links to write.")]
 
 
 def align(

@@ -9,7 +9,7 @@ import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json
 
-Folder = Annotated[Path, typer.Option("--run", help="The folder for the run, pictures and page.")]
+Folder = Annotated[Path, typer.Option("--run", help="The folder for run, pictures and page.")]
 
 
 def demo(

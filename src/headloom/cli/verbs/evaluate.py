@@ -11,17 +11,18 @@ from headloom.cli.output import print_json, print_table, progress_bar
 
 First = Annotated[Path, typer.Argument(metavar="RUN", help="A training run.")]
 Second = Annotated[
-    Path | None, typer.Argument(metavar="OTHER", help="Another one, to compare on the same data.")
+    Path | None,
+    typer.Argument(metavar="OTHER", help="Another run to compare with, on the same data."),
 ]
 HeldOut = Annotated[
     Literal["valid", "test"] | None,
-    typer.Option(help="The held-out data; default: test, where there is such data."),
+    typer.Option(help="The held-out data. Default: test, if the run has it."),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Where a run's data are now, as its task.folder, task.file or task.graph; or a file "
-        "of other examples."
+        help="Where the data of the run are now (its task.folder, task.file or "
+        "task.graph), or a file of other examples."
     ),
 ]
 

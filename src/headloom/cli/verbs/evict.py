@@ -12,15 +12,15 @@ from headloom.cli.output import print_frame, print_json, progress_bar, records
 Budgets = Annotated[
     list[str],
     typer.Option(
-        "--budget", help="Keys that stay: a share of the prompt, as 20%, or a number; repeatable."
+        "--budget", help="Keys to keep: a share of the prompt (20%) or a number. Repeatable."
     ),
 ]
 Policies = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
-        help="h2o, observed, streaming, tova, snapkv; or a function of your own, file.py:function "
-        "or module:function, which is run, beside all of these; may be repeated.",
+        help="h2o, observed, streaming, tova, snapkv, or your own function, compared with "
+        "all of these: file.py:function or module:function. Repeatable.",
     ),
 ]
 PromptEnd = Annotated[
@@ -28,15 +28,13 @@ PromptEnd = Annotated[
     typer.Option(
         "--prompt-tokens",
         min=1,
-        help="Tokens of the prompt; default: those before the first generated one, else 7/8.",
+        help="Length of the prompt. Default: up to the first generated token, else 7/8.",
     ),
 ]
-Rows = Annotated[
-    str, typer.Option("--by", help="A row is a policy, or its layers, heads or steps.")
-]
+Rows = Annotated[str, typer.Option("--by", help="One row per policy, layer, head or step.")]
 Picture = Annotated[
     Path | None,
-    typer.Option(callback=is_picture, help="Draw the middle budget too: .png, .svg or .pdf."),
+    typer.Option(callback=is_picture, help="Also draw the middle budget: .png, .svg or .pdf."),
 ]
 
 

@@ -10,32 +10,30 @@ from headloom.cli import options as option
 from headloom.cli.output import print_json, progress_bar
 
 Page = Annotated[
-    Path | None, typer.Option("--html", help="One self-contained page, which works offline.")
+    Path | None, typer.Option("--html", help="One self-contained page that works offline.")
 ]
 Picture = Annotated[
     Path | None,
     typer.Option(
-        help="All heads at a glance, or with --layer and --head one with its tokens: .png, .svg or "
-        ".pdf."
+        help="A picture of all heads, or of one by --layer and --head: .png, .svg or .pdf."
     ),
 ]
 Table = Annotated[Path | None, typer.Option("--parquet", help="All edges as one Parquet file.")]
 Graph = Annotated[
     Path | None,
     typer.Option(
-        "--graphml", help="The graph of one head; chosen by --layer and --head, else the first."
+        "--graphml", help="The graph of one head, by --layer and --head. Default: the first head."
     ),
 ]
 Layer = Annotated[
     str | None,
-    option.LayerName(help="Of the picture or the graph: its number in the trace, or its path."),
+    option.LayerName(help="The layer of the picture or graph, by number or path."),
 ]
 Head = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Of that layer; without it the picture is of the mean of its heads, the graph of its "
-        "first.",
+        help="The head. Default: the mean of all for a picture, the first for a graph.",
     ),
 ]
 

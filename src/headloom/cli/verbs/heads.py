@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     import pandas
 
 Every = Annotated[
-    bool, typer.Option("--all", help="Every head and measure, also heads without a role.")
+    bool, typer.Option("--all", help="Every head and every measure, also heads without a role.")
 ]
 Role = Annotated[str | None, typer.Option(help="Only heads of this role.")]
 Sort = Annotated[
     str | None,
     typer.Option(
-        help="Sort by this column, largest first; default: by layer and head, with --needle by "
+        help="Sort by this column, largest first. Default: layer and head; with --needle: "
         "retrieval."
     ),
 ]
 Needle = Annotated[
     str | None,
     typer.Option(
-        help="A part of the text that occurs twice: measure which heads look back at its first "
-        "copy when it is written again."
+        help="A part of the text that occurs twice: which heads look back at the first "
+        "copy while the second is read?"
     ),
 ]
 InTraining = Annotated[
     str | None,
     typer.Option(
         "--measure", metavar="NAME",
-        help="For a run: this measure of every head, snapshot by snapshot; alone.",
+        help="For a run: this measure of every head at every snapshot.",
     ),
 ]  # fmt: skip
 

@@ -22,14 +22,13 @@ ImportOutput = Annotated[
     typer.Option("-o", "--output", help="The trace to write; default: in this folder, after PATH."),
 ]
 TokensFile = Annotated[
-    Path | None, typer.Option(help="The tokens: one on each line, or a JSON list of texts or ids.")
+    Path | None, typer.Option(help="The tokens: one per line, or a JSON list of texts or ids.")
 ]
 MaskName = Annotated[
     str | None,
     typer.Option(
         "--mask",
-        help="Who may look at whom: causal, all, or window:N for a causal window of N keys; not "
-        "needed for weights.",
+        help="The mask: causal, all, or window:N (causal, N keys). Not needed for weights.",
     ),
 ]
 Layout = Annotated[
@@ -37,7 +36,7 @@ Layout = Annotated[
 ]
 Strongest = Annotated[
     bool,
-    typer.Option("--strongest", help="The edges are the strongest of each row, which has others."),
+    typer.Option("--strongest", help="The edges are only the strongest of each row."),
 ]
 
 

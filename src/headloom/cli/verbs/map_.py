@@ -9,19 +9,17 @@ import headloom
 from headloom.cli.options import AsJson, LayerName, TracePath
 from headloom.cli.output import print_json, progress_bar, records
 
-Layer = Annotated[
-    str, LayerName(help="The layer: its number in the order of the run, or its path.")
-]
-Head = Annotated[int | None, typer.Option(min=0, help="Which head; default: the mean of all.")]
-Token = Annotated[
-    str, typer.Option(help="The word: its position, negative ones from the end, or its text.")
-]
+Layer = Annotated[str, LayerName(help="The layer, by number or path.")]
+Head = Annotated[int | None, typer.Option(min=0, help="The head. Default: the mean of all.")]
+Token = Annotated[str, typer.Option(help="The word, by text or position; negative: from the end.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The picture: .png, .svg or .pdf.")]
 Image = Annotated[
     Path | None,
-    typer.Option(help="The original picture, for its pixels; default: those of the resized one."),
+    typer.Option(help="The original image, for sharper pixels. Default: the resized one."),
 ]
-Number = Annotated[int, typer.Option("--number", min=0, help="Which image of the text, from 0.")]
+Number = Annotated[
+    int, typer.Option("--number", min=0, help="The number of the image in the text, from 0.")
+]
 
 
 def map_(

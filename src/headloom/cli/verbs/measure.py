@@ -23,31 +23,31 @@ Measure = Annotated[
     ],
     typer.Argument(
         metavar="MEASURE",
-        help="rollout: how much of each input position an output position holds, through all "
-        "layers; flow: how much can flow to it; clusters: which tokens look at each other more "
-        "than at others; projections: symmetry, ranks and norms of W_Q W_K^T and W_V W_O; graph: "
-        "all of received, pagerank, reciprocity, rank, parts.",
+        help="rollout: share of each input token in an output token, through all layers; "
+        "flow: its maximum flow; clusters: tokens that look at each other most; "
+        "projections: symmetry, rank and norm of W_Q W_K^T and W_V W_O; graph: "
+        "received, pagerank, reciprocity, rank, parts.",
     ),
 ]
 Measured = Annotated[
-    str, option.model_argument(metavar="TRACE", help="A trace; for projections a run or model.")
+    str, option.model_argument(metavar="TRACE", help="A trace; for projections, a run or a model.")
 ]
 By = Annotated[
-    str | None, typer.Option(help="A row is a layer, a head, or of projections a pair of heads.")
+    str | None, typer.Option(help="One row per layer or head; for projections also per pair.")
 ]
 Token = Annotated[
     int | None,
-    typer.Option(help="A position; negative ones count from the end. Default: the last."),
+    typer.Option(help="A position; negative: from the end. Default: the last."),
 ]
 Forward = Annotated[
-    bool, typer.Option("--reached", help="Of rollout: where the position went, not what it holds.")
+    bool, typer.Option("--reached", help="For rollout: where the token went, not what it holds.")
 ]
 Kind = Annotated[
     str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
 ]
 Count = Annotated[
     int | None,
-    typer.Option(min=1, max=64, help="How many clusters; default: as the eigenvalues say."),
+    typer.Option(min=1, max=64, help="Number of clusters. Default: chosen by the eigenvalues."),
 ]
 
 

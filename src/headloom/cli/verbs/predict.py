@@ -12,33 +12,36 @@ from headloom.cli.output import exact_output, print_json
 
 Run = Annotated[
     str,
-    option.model_argument(
-        help="A training run; or a GPT-2, Llama or Marian in a folder of Transformers."
-    ),
+    option.model_argument(help="A training run, or a folder with a GPT-2, Llama or Marian model."),
 ]
 Lines = Annotated[
     Path | None,
     typer.Option(
-        "--file", help="A file with a text a line, of any size, also .gz; default: standard input."
+        "--file", help="A file with one text per line, also .gz. Default: standard input."
     ),
 ]
 LengthPenalty = Annotated[
     float | None,
-    typer.Option(
-        min=0, max=10, help="How much long translations are preferred; default: the run's."
-    ),
+    typer.Option(min=0, max=10, help="Preference for long translations. Default: the run's."),
 ]
-NBest = Annotated[int, typer.Option(min=1, max=1_000, help="With --json: translations a line.")]
+NBest = Annotated[
+    int, typer.Option(min=1, max=1_000, help="With --json: number of translations per line.")
+]
 NewTokens = Annotated[
-    int, typer.Option(min=1, max=option.MOST_TOKENS, help="Tokens that a language model draws.")
+    int,
+    typer.Option(
+        min=1, max=option.MOST_TOKENS, help="Number of tokens a language model generates."
+    ),
 ]
 Temperature = Annotated[
     float,
-    typer.Option(min=0, help="Below 1: likelier tokens; above 1: rarer ones; 0: the likeliest."),
+    typer.Option(
+        min=0, help="Below 1: more likely tokens; above 1: less likely; 0: the most likely."
+    ),
 ]
 TopK = Annotated[
     int | None,
-    typer.Option("--top-k", min=1, help="Draw among this many of the likeliest tokens only."),
+    typer.Option("--top-k", min=1, help="Sample from this many of the most likely tokens."),
 ]
 TopP = Annotated[
     float | None,
@@ -46,19 +49,17 @@ TopP = Annotated[
         "--top-p",
         min=0,
         max=1,
-        help="Draw among the likeliest tokens that hold this share of the probability.",
+        help="Sample from the most likely tokens with this total probability.",
     ),
 ]  # fmt: skip
 Products = Annotated[
     Literal["float32", "bfloat16"],
     typer.Option(
-        help="Of the linear maps. bfloat16: quicker where the processor multiplies it (headloom "
-        "doctor), and a rare translation differs."
+        help="Data type of the linear maps. bfloat16 is faster on processors that support "
+        "it (see headloom doctor); a few translations differ."
     ),
 ]
-Described = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object a line: docs/formats.md.")
-]
+Described = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 def predict(

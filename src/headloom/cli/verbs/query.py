@@ -9,9 +9,7 @@ import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_frame, print_json, progress_bar, records
 
-Sql = Annotated[
-    str, typer.Argument(metavar="SQL", help="One SELECT statement; - reads standard input.")
-]
+Sql = Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement; -: standard input.")]
 OutputFile = Annotated[
     Path | None, typer.Option("-o", "--output", help="A file: .csv, .parquet or .json.")
 ]

@@ -12,8 +12,8 @@ Position = Annotated[
     int | None,
     typer.Option(
         "--token",
-        help="The prediction after this token of the text, or of the target; negative ones count "
-        "from the end. Default: the last; in a text with a mask, the mask.",
+        help="The prediction after this token of the text or target; negative: from the "
+        "end. Default: the last token, or the mask.",
     ),
 ]
 

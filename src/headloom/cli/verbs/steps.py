@@ -10,27 +10,28 @@ from headloom.cli import options as option
 from headloom.cli.output import print_lines, progress_bar, say
 
 Sentence = Annotated[
-    str | None, typer.Argument(metavar="TEXT", help="Words; with --model: what it reads.")
+    str | None, typer.Argument(metavar="TEXT", help="A few words; with --model, any text.")
 ]
 Kind = Annotated[str | None, typer.Option(help="encoder, decoder or cross.")]
-Target = Annotated[str | None, typer.Option(help="The words of a decoder.")]
-Query = Annotated[
-    str | None, typer.Option(help="The word, or its number, that is worked through alone.")
-]
-Head = Annotated[int | None, typer.Option(min=0, help="The head whose tables are shown.")]
+Target = Annotated[str | None, typer.Option(help="The words that a decoder reads.")]
+Query = Annotated[str | None, typer.Option(help="Only this word, or its number.")]
+Head = Annotated[int | None, typer.Option(min=0, help="The head to show.")]
 File = Annotated[
     Path | None,
-    typer.Option(help="A .json or .npz file: embeddings, W_Q, W_K, W_V, W_O; the rest is drawn."),
+    typer.Option(
+        help="A .json or .npz file with embeddings, W_Q, W_K, W_V or W_O; the rest is random."
+    ),
 ]
 Trained = Annotated[
-    str | None, typer.Option("--model", help="A run, or a model of Hugging Face: its own numbers.")
+    str | None,
+    typer.Option("--model", help="Take the numbers of a run or a model of Hugging Face."),
 ]
-Layer = Annotated[int, typer.Option(min=0, help="With --model: which layer of the kind.")]
+Layer = Annotated[int, typer.Option(min=0, help="With --model: the layer.")]
 Learn = Annotated[
-    int, typer.Option(min=0, max=100_000, help="Steps of gradient descent, worked backward.")
+    int, typer.Option(min=0, max=100_000, help="Steps of gradient descent, with the backward pass.")
 ]
-Rate = Annotated[float, typer.Option(help="With --learn: how far a step goes.")]
-Page = Annotated[Path | None, typer.Option("--html", help="Write it too, as one HTML file.")]
+Rate = Annotated[float, typer.Option(help="With --learn: the learning rate.")]
+Page = Annotated[Path | None, typer.Option("--html", help="Also write one HTML file.")]
 
 
 def steps(

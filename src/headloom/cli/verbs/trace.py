@@ -14,23 +14,23 @@ Output = Annotated[
     Path | None,
     typer.Option(
         "-o", "--output",
-        help="The trace to write; with --window or --corpus a folder for traces. Default: a name "
-        "in this folder, after the file or the model.",
+        help="The trace to write; with --window or --corpus, a folder. Default: in this "
+"folder, named after the file or the model.",
     ),
 ]  # fmt: skip
 Read = Annotated[
     Path | None,
     typer.Option(
         "--file",
-        help="A file with what the model reads: a text, - for standard input; or a picture, PNG or "
-        "JPEG, or FILE.npz:NUMBER; a picture and a --text go together.",
+        help="A text file (-: standard input), or an image: PNG, JPEG or FILE.npz:NUMBER. "
+        "An image may come with a --text.",
     ),
 ]
 Corpus = Annotated[
     Path | None,
     typer.Option(
-        help="A file with a text on each line, or a folder of .txt files: one trace for each text. "
-        "The same command continues where it stopped."
+        help="A file with one text per line, or a folder of .txt files: one trace per "
+        "text. Run it again to continue."
     ),
 ]
 Generate = Annotated[
@@ -38,26 +38,26 @@ Generate = Annotated[
     typer.Option(
         min=1,
         max=option.MOST_TOKENS,
-        help="Let the model write this many tokens; each adds a row to the trace.",
+        help="Generate this many tokens; each adds a row to the trace.",
     ),
 ]
 Window = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Split a long text into windows of this many tokens, which share a quarter: one trace "
-        "for each. The same command continues where it stopped.",
+        help="Split a long text into windows of this many tokens that overlap by a "
+        "quarter: one trace per window. Run it again to continue.",
     ),
 ]
 Layers = Annotated[
-    str | None, typer.Option(help="Only these layers, by number or path, as 0,3 or '*cross*'.")
+    str | None, typer.Option(help="Only these layers, by number or path: 0,3 or '*cross*'.")
 ]
 Workers = Annotated[
     str,
     typer.Option(
         metavar="N|HOST:PORT",
-        help="With --corpus and --window: processes, each of which opens the model; or the head of "
-        "a Ray cluster that does the work; or auto; or local, a cluster of this machine.",
+        help="With --corpus or --window: number of processes, each with its own model; or "
+        "the address of a Ray cluster, auto, or local (a cluster on this machine).",
     ),
 ]
 #: What is report of a corpus as JSON.

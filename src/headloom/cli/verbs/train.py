@@ -15,24 +15,28 @@ from headloom.cli.output import print_json
 ConfigPath = Annotated[
     Path,
     typer.Argument(
-        metavar="CONFIG", help="A TOML file, see examples/; data; or a run to go on with."
+        metavar="CONFIG", help="A TOML file (see examples/), a file of data, or a run to continue."
     ),
 ]
 Folder = Annotated[
     Path | None,
     typer.Option(
-        "--run", "--run-folder", help="The run's folder; default: runs/ and CONFIG's name."
+        "--run",
+        "--run-folder",
+        help="The folder of the run. Default: runs/ and the name of CONFIG.",
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in training.seed=2."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a value, for example training.seed=2. Repeatable.",
+    ),
 ]
 Processes = Annotated[
     int,
-    typer.Option(
-        min=1, max=1_024, help="Processes of this machine that train together; see docs/training."
-    ),
+    typer.Option(min=1, max=1_024, help="Number of processes that train together on this machine."),
 ]
 
 

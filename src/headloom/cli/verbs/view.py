@@ -11,16 +11,14 @@ Paths = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH",
-        help="A trace, or several to compare; a run, a folder of traces; or a model of Hugging "
-        "Face, by its folder or its name.",
+        help="minilm; a trace, or several to compare; a run; a folder of traces; or a "
+        "model of Hugging Face, by folder or name.",
     ),
 ]
-FirstText = Annotated[
-    str | None, typer.Option("--text", help="What a model of Hugging Face reads first.")
-]
+FirstText = Annotated[str | None, typer.Option("--text", help="The first text that a model reads.")]
 Port = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, help="0: any; default: the first free one from 8137 on."),
+    typer.Option(min=0, max=65535, help="0: any. Default: the first free port from 8137."),
 ]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 
