@@ -126,8 +126,8 @@ def test_a_model_that_does_more_is_refused_in_one_line(
     assert_one_line(
         headloom_main("steps", "a b c", "--model", tmp_path),
         "headloom: steps: layer layers.0.self_attn does more than the six steps: it rotates "
-        "or normalises its queries and keys after the projection. headloom trace and headloom view "
-        "show its weights.",
+        "or normalises queries and keys after projecting. headloom trace and headloom view show "
+        "its weights.",
     )
 
 

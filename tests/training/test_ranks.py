@@ -52,7 +52,7 @@ class Callback(Callback):
 
 def rank_main(job, rank, folder):
     os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": str(job["ranks"]), "HEADLOOM_MEETING": folder,
+        "RANK": str(rank), "WORLD_SIZE": str(job["ranks"]), "HEADLOOM_RENDEZVOUS": folder,
         "GLOO_SOCKET_IFNAME": "lo",
     }
     torch.set_num_threads(1)

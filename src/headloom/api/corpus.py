@@ -176,8 +176,8 @@ class TracingWork:
         if model is None:
             model = open_model(self.name)
         parts = [] if self.window is None else model._windows(self.whole, self.window)
-        asked, generates = self.options, self.generate is not None
-        verified = asked.verify is False
+        requested, generates = self.options, self.generate is not None
+        verified = requested.verify is False
 
         def do(task: tuple[str, str]) -> str | None:
             nonlocal verified
@@ -187,13 +187,13 @@ class TracingWork:
                 inputs: Inputs = (
                     parts[int(title)] if parts else model._inputs(text, generates=generates)
                 )
-                options = replace(asked, tokenizer=model.tokenizer, save=path)
+                options = replace(requested, tokenizer=model.tokenizer, save=path)
                 if not verified:
                     # Once; the text used depends on the existing traces, so that every trace gets
                     # the same note.
                     model._verify(inputs, options, generates=generates)
                     verified = True
-                known = None if asked.verify is False else ON_ANOTHER_TEXT
+                known = None if requested.verify is False else ON_ANOTHER_TEXT
                 about: JsonObject = {}
                 if parts:
                     place = {"number": int(title), "of": len(parts), "tokens": self.window}
@@ -225,7 +225,7 @@ def _trace_all(
 ) -> CorpusTraces:
     folder = work.folder
     with locked_folder(folder, "traces there"):
-        content = _listed(folder, work, texts)
+        content = _corpus_list(folder, work, texts)
         missing = {
             title: text for title, text in texts.items() if not (folder / f"{title}.loom").exists()
         }
@@ -248,16 +248,16 @@ def _trace_all(
     return done
 
 
-def _listed(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonObject:
+def _corpus_list(folder: Path, work: TracingWork, texts: Mapping[str, str]) -> JsonObject:
     """Check the list of a corpus folder against its traces, and return the new list."""
     # Windows have the digest of the whole text.
     digests = {
         title: hashlib.sha256((work.whole or text).encode()).hexdigest()
         for title, text in texts.items()
     }
-    asked, layers = work.options, work.options.layers
+    requested, layers = work.options, work.options.layers
     options = {
-        "target": None, "generate": work.generate, "keep": getattr(asked.keep, "k", "all"),
+        "target": None, "generate": work.generate, "keep": getattr(requested.keep, "k", "all"),
         "layers": layers and ",".join(map(str, layers)), "queries_keys": True,
     } | ({"window": work.window} if work.window else {})  # fmt: skip
     content: JsonObject = {

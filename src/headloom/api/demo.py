@@ -17,7 +17,7 @@ from headloom.formats.trace import TraceData
 from headloom.training.config import RunConfig, load_config
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.progress import ConsoleProgress
-from headloom.training.tasks.dates import written
+from headloom.training.tasks.dates import write_date
 
 #: Dates that the demo shows, in different scripts and orders.
 SHOWN = (
@@ -78,7 +78,7 @@ def demo(run: str | Path = "runs/demo", seed: int = 1) -> JsonObject:
 def _translate(run: TrainedRun, console: Console) -> float:
     from headloom.training.translation import Search, translate
 
-    texts = [written(*example) for example in SHOWN]
+    texts = [write_date(*example) for example in SHOWN]
     answers = translate(run.model, run.vocabulary, texts, Search(beam=1))
     table = Table(box=None, padding=(0, 2))
     for heading in ("written", "read as", "right"):
@@ -97,7 +97,7 @@ def _trace(run: TrainedRun) -> dict[str, TraceData]:
     traces: dict[str, TraceData] = {}
     for index in TRACED:
         date, locale, style = SHOWN[index]
-        text = written(date, locale, style)
+        text = write_date(date, locale, style)
         file = folder / f"{locale}-{style}.loom"
         trace = model.trace(text, keep=64, save=file, overwrite=True)
         assert isinstance(trace, TraceData)  # of one text

@@ -39,7 +39,7 @@ def write_huggingface(run: TrainedRun, folder: Path) -> str:
     with optional_package("export", installing("hf")):
         import transformers
     with without_output(transformers):
-        _built(stock, run).save_pretrained(folder)
+        _build_model(stock, run).save_pretrained(folder)
         _tokenizer(run).save_pretrained(folder)
     for file in folder.iterdir():
         file.chmod(folder.stat().st_mode & 0o666)  # files have the folder's permissions
@@ -67,7 +67,7 @@ def _longest(run: TrainedRun) -> int:
     return run.model.architecture.max_length
 
 
-def _built(stock: StockModel, run: TrainedRun) -> Any:
+def _build_model(stock: StockModel, run: TrainedRun) -> Any:
     """Build the model of Transformers with a run's weights."""
     import transformers
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headloom.errors import InputError
-from headloom.training.ranks import MEETING, GroupError
+from headloom.training.ranks import RENDEZVOUS, GroupError
 
 #: Maximum of restarts.
 RESTARTS = 25
@@ -65,7 +65,7 @@ def _environment(folder: Path, processes: int) -> Iterator[None]:
     threads = max(1, (os.cpu_count() or 1) // processes)
     before, disabled = dict(os.environ), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    os.environ[MEETING] = str(folder)
+    os.environ[RENDEZVOUS] = str(folder)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Else the agent opens a network port, for processes of other machines.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -86,7 +86,7 @@ def one_of_several(one_line: Callable[[BaseException], str | None]) -> Iterator[
 
     one_line: message of an error; None: a bug of headloom.
     """
-    leader, folder = os.environ["RANK"] == "0", os.environ.get(MEETING)
+    leader, folder = os.environ["RANK"] == "0", os.environ.get(RENDEZVOUS)
     try:
         if folder is not None and (Path(folder) / "error").exists():
             raise SystemExit(0)  # a permanent error: no retry

@@ -255,8 +255,8 @@ class PretrainedModel(Model):
             return None
         return "translation" if self._is_pair else "text"
 
-    def _written(
-        self, texts: Sequence[str], options: PredictOptions, limit: int, **how: object
+    def _generate(
+        self, texts: Sequence[str], options: PredictOptions, limit: int, **settings: object
     ) -> tuple[Tensor, Tensor]:
         """Return the ids of texts, and the output of the model's own `generate`."""
         module = self._network
@@ -275,15 +275,15 @@ class PretrainedModel(Model):
             torch.random.fork_rng(devices),
         ):  # fmt: skip
             torch.manual_seed(options.seed)
-            written: Tensor = module.generate(**inputs, max_new_tokens=limit, **how)
+            written: Tensor = module.generate(**inputs, max_new_tokens=limit, **settings)
         return inputs["input_ids"], written
 
     def _continuation(self, prompt: str, options: PredictOptions) -> str:
-        how: JsonObject = {"do_sample": False}
+        settings: JsonObject = {"do_sample": False}
         if options.temperature:
-            how = {"do_sample": True, "temperature": options.temperature,
+            settings = {"do_sample": True, "temperature": options.temperature,
                    "top_k": options.top_k or 0, "top_p": options.top_p or 1.0}  # fmt: skip
-        ids, written = self._written([prompt], options, options.max_new_tokens, **how)
+        ids, written = self._generate([prompt], options, options.max_new_tokens, **settings)
         # Decoded whole: some tokenizers drop the first space of a part.
         before, whole = (self._words.decode(i[0], skip_special_tokens=True) for i in (ids, written))
         return str(whole[len(before) :])
@@ -291,15 +291,15 @@ class PretrainedModel(Model):
     def _translations(
         self, lines: Iterator[str], options: PredictOptions, described: bool
     ) -> Iterator[JsonObject]:
-        how: JsonObject = {"num_beams": options.beam, "num_return_sequences": options.n_best}
+        settings: JsonObject = {"num_beams": options.beam, "num_return_sequences": options.n_best}
         if options.length_penalty is not None:
-            how["length_penalty"] = options.length_penalty
+            settings["length_penalty"] = options.length_penalty
         limit = min(_TRANSLATION, (token_limit(self.module) or _TRANSLATION + 1) - 1)
         while window := list(islice(lines, _BATCH)):
             full = [line for line in window if line.strip()]
             texts: Iterator[str] = iter(())
             if full:
-                _, written = self._written(full, options, limit, do_sample=False, **how)
+                _, written = self._generate(full, options, limit, do_sample=False, **settings)
                 texts = iter(self._words.batch_decode(written, skip_special_tokens=True))
             for line in window:
                 best = list(islice(texts, options.n_best)) if line.strip() else []

@@ -127,7 +127,7 @@ def _by_ray(work: TracingWork, tasks: Mapping[str, str], address: str) -> Iterat
         if find_spec("ray") is None:
             raise ModuleNotFoundError(name="ray")
     with _cluster(address) as ray:
-        remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_done_elsewhere)
+        remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_do_remotely)
         read = [path for path in (work.folder, Path(work.name)) if path.exists()]
         fixed = (work, __version__, str(Path.cwd()), [str(path.absolute()) for path in read])
         most = 2 * int(ray.cluster_resources().get("CPU", 1))
@@ -151,7 +151,7 @@ def _by_ray(work: TracingWork, tasks: Mapping[str, str], address: str) -> Iterat
                     yield title, reason
 
 
-def _done_elsewhere(
+def _do_remotely(
     work: TracingWork, version: str, directory: str, paths: list[str], task: Task
 ) -> Result:
     """Run a task in a process of Ray."""

@@ -27,7 +27,7 @@ from headloom.training.config import (
     overridden,
     read_config,
 )
-from headloom.training.examples import end_of
+from headloom.training.examples import extension_of
 from headloom.training.in_memory import ENDS, Gathered, gather, is_path
 from headloom.training.progress import Callback, Callbacks, ConsoleProgress
 from headloom.training.sections import TaskSection
@@ -94,7 +94,7 @@ def train(
         stem = Path(str(config).removesuffix(".gz")).stem if is_file else plan.kind
         run = kept or plan.free(Path("runs") / stem)
     folder = Path(run)
-    fitted = plan.config(folder)
+    run_config = plan.config(folder)
     callback = Callbacks(callbacks)
     if processes > 1 and callbacks:
         raise InputError(
@@ -103,11 +103,11 @@ def train(
     leader = os.environ.get("RANK", "0") == "0"
     with plan.written(folder) if leader else nullcontext():
         if processes > 1:
-            _launch(fitted, folder, processes)
+            _launch(run_config, folder, processes)
         elif leader:
-            _show(fitted, folder, callback)
+            _train_with_progress(run_config, folder, callback)
         else:
-            loop.train(fitted, folder, Callback())
+            loop.train(run_config, folder, Callback())
     return Run(folder)
 
 
@@ -197,7 +197,7 @@ def _plan(content: JsonObject, data: object, settings: JsonObject, source: str) 
     return _Plan(content, gathered, settings, source)
 
 
-def _show(config: RunConfig, folder: Path, callback: Callbacks) -> None:
+def _train_with_progress(config: RunConfig, folder: Path, callback: Callbacks) -> None:
     """Train with progress on the console."""
     with ConsoleProgress() as progress:
         kind = config.training.products
@@ -251,4 +251,4 @@ def _names_data(path: str | Path) -> bool:
     """Return whether a path, or a text, is data rather than a configuration."""
     if "\n" in str(path) or Path(path).name == "config.json":
         return "\n" in str(path)
-    return end_of(Path(path)) in ENDS or Path(path).is_dir()
+    return extension_of(Path(path)) in ENDS or Path(path).is_dir()

@@ -139,11 +139,11 @@ def steps_of_model(
     check_length(max(chosen.shape[1:]), "text")
     calls = layer_calls(model, inputs)
     if chosen.name not in calls:
-        raise _more(chosen, "its learned matrices or its input were not found")
+        raise _unsupported(chosen, "its learned matrices or its input were not found")
     call = calls[chosen.name]
     heads = call.call
     if heads.relative is not None:
-        raise _more(chosen, "it has relative positions")
+        raise _unsupported(chosen, "it has relative positions")
     projections = _projections(chosen, call)
     queries, keys = heads.queries.shape[2], heads.keys.shape[2]
     allowed = None
@@ -153,7 +153,7 @@ def steps_of_model(
     X, Y = (inputs[0].detach().cpu().double() for inputs in (call.X, call.Y))
     worked = work(X, Y, projections, allowed)
     if not torch.allclose(worked.Z, call.output[0].cpu().double(), _CLOSE, _CLOSE):
-        raise _more(chosen, "its scale, a bias or a bound changes its output")
+        raise _unsupported(chosen, "its scale, a bias or a bound changes its output")
     return show(
         worked, kind, Words(tuple(shown(chosen.query_tokens)), X),
         Words(tuple(shown(chosen.key_tokens)), Y),
@@ -165,7 +165,7 @@ def _projections(layer: TraceLayer, call: LayerCalled) -> Projections:
     """Return W_Q, W_K, W_V, W_O of every head, and their biases."""
     matrices, heads = call.matrices.repeated(), call.call
     if matrices.W_O is None:
-        raise _more(layer, "its W_O was not found")
+        raise _unsupported(layer, "its W_O was not found")
     times = len(matrices.W_K) // len(call.matrices.W_K)
     tensors: dict[str, Tensor | None] = {"W_O": matrices.W_O.flatten(0, 1), "b_O": call.b_O}
     for name, matrix, made, inputs in (
@@ -175,13 +175,13 @@ def _projections(layer: TraceLayer, call: LayerCalled) -> Projections:
     ):
         _, bias, turned = projected(inputs, matrix, made)
         if turned:
-            raise _more(layer, "it rotates or normalises its queries and keys after the projection")
+            raise _unsupported(layer, "it rotates or normalises queries and keys after projecting")
         tensors |= {f"W_{name}": matrix, f"b_{name}": bias}
     known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     return {name: tensor.detach().cpu().double() for name, tensor in known.items()}
 
 
-def _more(layer: TraceLayer, reason: str) -> InputError:
+def _unsupported(layer: TraceLayer, reason: str) -> InputError:
     return InputError(
         f"steps: layer {layer.name} does more than the six steps: {reason}. headloom trace and "
         "headloom view show its weights."

@@ -90,7 +90,9 @@ def with_advice(line: str, words: list[str], error: Any) -> str:
         line = line.partition(" (Possible")[0].rstrip(".")
         options = [name for param in context.command.params for name in param.opts]
         mistakes = [(getattr(error, "option_name", None), options)]
-        mistakes += [(word, re.findall("'([^']+)'", all_)) for word, all_ in _CHOICE.findall(line)]
+        mistakes += [
+            (word, re.findall("'([^']+)'", choices)) for word, choices in _CHOICE.findall(line)
+        ]
         for wrong, known in mistakes:
             if wrong and wrong not in known and (near := _nearest(wrong, known)):
                 right = [re.sub(f"^{re.escape(wrong)}(?==|$)", near, word) for word in words]

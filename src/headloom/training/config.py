@@ -133,7 +133,7 @@ class RunConfig(Section):
 def kinds(section: str) -> dict[str, type[BaseModel]]:
     """Return the classes of the section "task" or "model" by their kinds."""
     classes = get_args(RunConfig.model_fields[section].annotation)
-    return {get_args(each.model_fields["kind"].annotation)[0]: each for each in classes}
+    return {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in classes}
 
 
 def _with_kind(content: JsonObject) -> JsonObject:

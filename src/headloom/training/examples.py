@@ -22,6 +22,8 @@ from headloom.formats.files import check_file, read_text, reading, text_lines
 
 #: Values of each column, by its name.
 Columns = dict[str, list[object]]
+#: Given column of each role; None: find one.
+Roles = Mapping[str, str | None]
 
 #: Usual names of columns, the most likely first.
 NAMES = {
@@ -35,32 +37,32 @@ NAMES = {
 NAMED_ENDS = (".csv", ".parquet", ".jsonl", ".ndjson", ".json")
 
 
-def end_of(path: Path) -> str:
+def extension_of(path: Path) -> str:
     """Return a file name's extension in lower case, without .gz: .csv of a.CSV.gz."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def read_columns(path: Path, roles: Mapping[str, str | None], what: str) -> list[list[str]] | None:
+def read_columns(path: Path, roles: Roles, what: str) -> list[list[str]] | None:
     """Read the texts of a file of CSV, TSV, Parquet or JSON lines, a list for each role.
 
-    None: another format, or a TSV whose first line does not name all roles. roles: see `matched`;
-    what: the name of the file in errors.
+    None: another format, or a TSV whose first line does not name all roles. what: the name of the
+    file in errors; roles: see `match_columns`.
     """
-    if end_of(path) == ".tsv":
+    if extension_of(path) == ".tsv":
         first = [name.strip() for name in read_text(path, what).partition("\n")[0].split("\t")]
         names = {name.lower() for name in first}
         if not all(
             name in first if name else names & set(NAMES[role]) for role, name in roles.items()
         ):
             return None
-    elif end_of(path) not in NAMED_ENDS:
+    elif extension_of(path) not in NAMED_ENDS:
         return None
-    return chosen(file_columns(path, what), roles, path)
+    return role_texts(file_columns(path, what), roles, path)
 
 
 def file_columns(path: Path, what: str = "table") -> Columns:
     """Read all columns of a file of CSV, TSV, Parquet or JSON lines."""
-    end = end_of(path)
+    end = extension_of(path)
     if end == ".parquet":
         import pyarrow.parquet
 
@@ -70,17 +72,17 @@ def file_columns(path: Path, what: str = "table") -> Columns:
     text = read_text(path, what)
     try:
         if end in (".csv", ".tsv"):
-            return _of_lines(text, tabs=end == ".tsv")
+            return _parse_table(text, tabs=end == ".tsv")
         if text.lstrip().startswith("["):
-            return _of_mappings(json.loads(text), path)
-        return _of_mappings([json.loads(line) for line in text_lines(text) if line.strip()], path)
+            return _parse_rows(json.loads(text), path)
+        return _parse_rows([json.loads(line) for line in text_lines(text) if line.strip()], path)
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: cannot be read as {end[1:]}: {error}. Correct it.") from None
 
 
-def _of_lines(text: str, *, tabs: bool) -> Columns:
+def _parse_table(text: str, *, tabs: bool) -> Columns:
     """Parse CSV, or TSV without quotes; column names are in the first line."""
     import pandas
 
@@ -95,7 +97,7 @@ def _of_lines(text: str, *, tabs: bool) -> Columns:
     return {name: table[place].iloc[1:].tolist() for place, name in enumerate(names)}
 
 
-def _of_mappings(rows: Sequence[object], source: object) -> Columns:
+def _parse_rows(rows: Sequence[object], source: object) -> Columns:
     columns: Columns = {}
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or (columns and row.keys() != columns.keys()):
@@ -135,7 +137,7 @@ def as_columns(data: object) -> Columns:
     rows = values_of(table)
     first = rows[0] if rows else None
     if isinstance(first, Mapping):
-        return _languages(_of_mappings(rows, "data"))
+        return _languages(_parse_rows(rows, "data"))
     if isinstance(first, tuple | list) and len(first) == 2 and not _are_ids(rows):
         for number, row in enumerate(rows):
             if not isinstance(row, tuple | list) or len(row) != 2:
@@ -166,7 +168,7 @@ def _languages(columns: Columns) -> Columns:
     pairs = columns.get("translation", [])
     if not pairs or not isinstance(pairs[0], Mapping):
         return columns
-    return _of_mappings(pairs, "data: the column translation")
+    return _parse_rows(pairs, "data: the column translation")
 
 
 def _is_column(value: object) -> bool:
@@ -194,7 +196,7 @@ def _are_ids(rows: Sequence[object]) -> bool:
     )
 
 
-def matched(columns: Columns, roles: Mapping[str, str | None], source: object) -> dict[str, str]:
+def match_columns(columns: Columns, roles: Roles, source: object) -> dict[str, str]:
     """Find the column of each role, "text", "label", ...: by name, by a usual name, or by order."""
     places: dict[str, str] = {}
     known = ", ".join(map(repr, columns)) or "none"
@@ -224,9 +226,9 @@ def matched(columns: Columns, roles: Mapping[str, str | None], source: object) -
     return places
 
 
-def chosen(columns: Columns, roles: Mapping[str, str | None], source: object) -> list[list[str]]:
-    """Return the columns of the roles as texts, stripped of spaces; see `matched`."""
-    places = matched(columns, roles, source)
+def role_texts(columns: Columns, roles: Roles, source: object) -> list[list[str]]:
+    """Return the columns of the roles as texts, stripped of spaces; see `match_columns`."""
+    places = match_columns(columns, roles, source)
     return [[*_texts(columns[places[role]], f"{source}: {places[role]}")] for role in roles]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from headloom.errors import InputError
 from headloom.formats.files import read_text
 from headloom.models.language_model import LanguageModel
 from headloom.training.data import classes_of
-from headloom.training.examples import as_columns, chosen, read_columns
+from headloom.training.examples import Roles, as_columns, read_columns, role_texts
 from headloom.training.inference import TrainedRun
 from headloom.training.sections import LabelsConfig, TranslationConfig
 from headloom.training.tasks.labels import LabelledTexts, LabelsTask, Parts, read_labelled
@@ -21,11 +21,11 @@ from headloom.training.tasks.pairs import PairsTask, TranslationTask, read_pairs
 from headloom.training.tasks.task import Task
 
 
-def given_columns(data: object, roles: Mapping[str, str | None]) -> list[list[str]]:
+def given_columns(data: object, roles: Roles) -> list[list[str]]:
     """Read the columns of the roles from memory or files; see `headloom.train`."""
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else _paths(data))]
     if not paths:
-        return chosen(as_columns(data), roles, "data")
+        return role_texts(as_columns(data), roles, "data")
     if "source" in roles:
         pairs = read_pairs(Path(), [str(path) for path in paths], **roles)
         return [[pair[side] for pair in pairs] for side in (0, 1)]

@@ -20,13 +20,14 @@ from headloom.training.examples import (
     NAMED_ENDS,
     NAMES,
     Columns,
+    Roles,
     as_columns,
     as_text,
-    chosen,
-    end_of,
+    extension_of,
     file_columns,
-    matched,
+    match_columns,
     read_columns,
+    role_texts,
 )
 
 #: Names of the parts of data.
@@ -75,11 +76,11 @@ class Gathered:
 def is_path(value: object) -> bool:
     """Return whether a value is a path: a Path, or a text that exists or has a data extension."""
     if isinstance(value, str) and len(value) < 1_000 and "\n" not in value:
-        return end_of(Path(value)) in ENDS or is_there(value)
+        return extension_of(Path(value)) in ENDS or is_there(value)
     return isinstance(value, Path)
 
 
-def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> Gathered:
+def gather(data: object, kind: str | None, roles: Roles) -> Gathered:
     """Gather data of any form, see `headloom.train`; kind: of the task, None: detect it.
 
     roles: the given columns of "text", "label", "source", "target".
@@ -108,8 +109,8 @@ def gather(data: object, kind: str | None, roles: Mapping[str, str | None]) -> G
     wanted = {role: roles.get(role) for role in ROLES[kind]}
     if kind == "labels" and not any(wanted.values()):
         wanted = _text_and_label(columns["train"])
-    texts = {name: chosen(part, wanted, f"data, {name}") for name, part in columns.items()}
-    first = columns["train"][matched(columns["train"], wanted, "data")[ROLES[kind][0]]]
+    texts = {name: role_texts(part, wanted, f"data, {name}") for name, part in columns.items()}
+    first = columns["train"][match_columns(columns["train"], wanted, "data")[ROLES[kind][0]]]
     are_ids = bool(first) and not isinstance(first[0], str)
     ids = [part[0] for part in texts.values()] if are_ids else []
     if kind == "language":
@@ -158,10 +159,10 @@ def _of_graph(data: object) -> Gathered:
     return Gathered("nodes", {"graph": "graph.npz"}, {}, {"graph.npz": _npz(**arrays)})
 
 
-def _of_images(parts: Mapping[str, Columns], roles: Mapping[str, str | None]) -> Gathered:
+def _of_images(parts: Mapping[str, Columns], roles: Roles) -> Gathered:
     written = {}
     for name, columns in parts.items():
-        image, label = matched(columns, roles, f"data, {name}").values()
+        image, label = match_columns(columns, roles, f"data, {name}").values()
         pictures = [np.asarray(value) for value in columns[image]]
         if len({picture.shape for picture in pictures}) != 1:
             raise InputError(f"data, {name}: images of different sizes; a model reads one size.")
@@ -180,14 +181,14 @@ def _of_images(parts: Mapping[str, Columns], roles: Mapping[str, str | None]) ->
     return Gathered("images", {"folder": "", **{n: f"{n}.npz" for n in parts}}, {}, written)
 
 
-def _few(values: Sequence[object]) -> bool:
+def _are_classes(values: Sequence[object]) -> bool:
     """Return whether values are classes: integers, or few texts that repeat."""
     numbers = all(isinstance(value, int | np.integer) for value in values)
     different = len(set(map(as_text, values)))
     return numbers or (different < len(values) and different <= max(2, len(values) // 10))
 
 
-def _kind_of(columns: Columns, roles: Mapping[str, str | None]) -> str:
+def _kind_of(columns: Columns, roles: Roles) -> str:
     """Detect the task of columns."""
     names = {name.lower() for name in columns}
     if roles.get("label") or roles.get("source"):
@@ -203,7 +204,7 @@ def _kind_of(columns: Columns, roles: Mapping[str, str | None]) -> str:
             'task="labels", text="...", label="..."; or task="translation", source="...", '
             'target="..."; or task="language", text="...".'
         )
-    return "labels" if any(map(_few, columns.values())) else "translation"
+    return "labels" if any(map(_are_classes, columns.values())) else "translation"
 
 
 def _text_and_label(columns: Columns) -> dict[str, str | None]:
@@ -212,7 +213,7 @@ def _text_and_label(columns: Columns) -> dict[str, str | None]:
     if len(columns) != 2 or names & {*NAMES["text"], *NAMES["label"]}:
         return {"text": None, "label": None}
     text, label = columns
-    if _few(columns[text]) and not _few(columns[label]):
+    if _are_classes(columns[text]) and not _are_classes(columns[label]):
         text, label = label, text
     return {"text": text, "label": label}
 
@@ -226,9 +227,7 @@ def _files(part: object) -> list[Path]:
     return []
 
 
-def _of_files(
-    parts: Mapping[str, list[Path]], kind: str | None, roles: Mapping[str, str | None]
-) -> Gathered:
+def _of_files(parts: Mapping[str, list[Path]], kind: str | None, roles: Roles) -> Gathered:
     """Refer to files that a task reads in place."""
     train = parts["train"]
     kind = kind or _kind_of_files(train, roles)
@@ -245,8 +244,8 @@ def _of_files(
     return Gathered(kind, {"folder": str(folder), **settings})
 
 
-def _kind_of_files(files: list[Path], roles: Mapping[str, str | None]) -> str:
-    path, end = files[0], end_of(files[0])
+def _kind_of_files(files: list[Path], roles: Roles) -> str:
+    path, end = files[0], extension_of(files[0])
     if len(files) == 2:
         return "translation"
     if path.is_dir():

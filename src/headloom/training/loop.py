@@ -36,7 +36,7 @@ from headloom.training.config import RunConfig
 from headloom.training.model_sections import PretrainedConfig
 from headloom.training.optimisers import learning_rate, make_optimisers
 from headloom.training.progress import Callback
-from headloom.training.ranks import GroupError, Ranks, joined
+from headloom.training.ranks import GroupError, Ranks, join_group
 from headloom.training.recording import snapshot
 from headloom.training.run_setup import (
     build_new_model,
@@ -83,7 +83,7 @@ def train(config: RunConfig, path: Path, callback: Callback) -> TrainingResult:
 
     Raises: HeadloomError: the data cannot be used, the folder holds another run or is damaged.
     """
-    with joined() as ranks, ExitStack() as stack:
+    with join_group() as ranks, ExitStack() as stack:
         if ranks.count > 1 and not config.task.divisible:
             raise InputError(
                 f"task.kind {config.task.kind!r}: a graph is learned as a whole, by one process. "
@@ -140,7 +140,7 @@ class _Training:
         mean = {name: p.detach().clone() for name, p in parameters} if settings.average else None
         self.learner = Learner(self.model, mean, make_optimisers(self.model, settings))
         self.probe = task.probe()
-        self.validation = ranks.validated_by(task.validation(settings.batch_tokens))
+        self.validation = ranks.validation_share(task.validation(settings.batch_tokens))
         self.position = load_checkpoint(folder, self.learner, settings.seed, ranks)
         if self.position.best_loss is not None:
             with ranks.leader_first():
@@ -333,7 +333,7 @@ class _Training:
         self.model.eval()
         with self.learner.averaged():
             mine = evaluate_batches(self.model, self.validation, self.task.ignored)
-            evaluation = ranks.pooled(mine)
+            evaluation = ranks.combined(mine)
             loss = evaluation.loss
             self._check_finite("validation loss", loss)
             better, progress = position.add_validation(

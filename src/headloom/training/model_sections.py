@@ -110,7 +110,7 @@ class _BlocksSection(ModelSection):
 
     def architecture(self) -> Architecture:
         """Return the keys as an Architecture; without the layers of a single stack."""
-        return Architecture(**self.model_dump(include={each.name for each in fields(Architecture)}))
+        return Architecture(**self.model_dump(include={f.name for f in fields(Architecture)}))
 
 
 class RotaryScalingConfig(Section):

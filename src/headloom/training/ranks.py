@@ -23,12 +23,12 @@ from headloom.training.batches import Batch
 from headloom.training.validation import Evaluation
 
 #: Rendezvous of the processes of one machine: a folder, so that no network port is opened.
-MEETING = "HEADLOOM_MEETING"
+RENDEZVOUS = "HEADLOOM_RENDEZVOUS"
 #: Objects kept until the process ends. Deleting a store while others use its file blocks; deleting
 #: a group with DDP's reducer can deadlock with a thread that waits for Python's lock.
 _KEPT: list[object] = []
 #: Timeout of collective calls: the first process may need long to read the data.
-PATIENCE = timedelta(minutes=60)
+TIMEOUT = timedelta(minutes=60)
 
 
 class GroupError(HeadloomError):
@@ -87,11 +87,11 @@ class Ranks:
         dist.all_reduce(sums)
         return [float(value) for value in sums]
 
-    def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+    def validation_share(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return the validation batches of this process."""
         return batches[self.number :: self.count]
 
-    def pooled(self, part: Evaluation) -> Evaluation:
+    def combined(self, part: Evaluation) -> Evaluation:
         """Combine the evaluations of all processes."""
         if self.count == 1:
             return part
@@ -139,7 +139,7 @@ class Ranks:
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def join_group() -> Iterator[Ranks]:
     """Join the process group of a launcher; yield a single process where there is none.
 
     Raises: GroupError: another process has ended.
@@ -148,15 +148,15 @@ def joined() -> Iterator[Ranks]:
     if count == 1 or "RANK" not in os.environ:
         yield Ranks()
         return
-    if MEETING in os.environ:
+    if RENDEZVOUS in os.environ:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        place = Path(os.environ[MEETING]) / f"attempt-{attempt}"
+        place = Path(os.environ[RENDEZVOUS]) / f"attempt-{attempt}"
         store = dist.FileStore(str(place), count)  # type: ignore[attr-defined]
         _KEPT.append(store)
         rank = int(os.environ["RANK"])
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     else:
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
     _KEPT.append(dist.group.WORLD)
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())

@@ -65,7 +65,7 @@ class Vocabulary:
         """Make a token for each character of the texts (in Unicode normal form C)."""
         normalizer = normalizers.NFC()
         tokens = (normalizer.normalize_str(text) for text in texts)
-        tokenizer = _counted(itertools.chain.from_iterable(tokens), "character")
+        tokenizer = _word_level(itertools.chain.from_iterable(tokens), "character")
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
@@ -91,7 +91,7 @@ class Vocabulary:
             for text in texts
             for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
         )
-        tokenizer = _counted(words, "word", max(1, size - len(SPECIALS)))
+        tokenizer = _word_level(words, "word", max(1, size - len(SPECIALS)))
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
         return cls(tokenizer)
 
@@ -229,7 +229,7 @@ def _check_text(text: str) -> None:
         raise InputError(f"the text {text[:40]!r} is not UTF-8 text. Convert it.")
 
 
-def _counted(tokens: Iterable[str], kind: str, most: int | None = None) -> Tokenizer:
+def _word_level(tokens: Iterable[str], kind: str, most: int | None = None) -> Tokenizer:
     """Make a tokenizer of the most frequent tokens.
 
     Ties are in code point order: the order of the texts does not matter.

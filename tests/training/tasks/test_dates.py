@@ -8,7 +8,7 @@ import pytest
 
 from headloom.errors import InputError
 from headloom.training.sections import DatesConfig
-from headloom.training.tasks.dates import LOCALES, STYLES, dates_task, written
+from headloom.training.tasks.dates import LOCALES, STYLES, dates_task, write_date
 from headloom.training.tasks.pairs import PairsTask
 
 
@@ -43,7 +43,7 @@ def test_no_two_dates_are_written_alike(style: str) -> None:
     dates |= {datetime.date(1999, month, day) for month in range(1, 13) for day in (1, 2, 11, 12)}
     dates |= {first + datetime.timedelta(days=day) for day in range(31)}
     for locale in LOCALES:
-        texts = {written(date, locale, style) for date in dates}
+        texts = {write_date(date, locale, style) for date in dates}
         assert len(texts) == len(dates), locale
 
 
@@ -57,7 +57,7 @@ def test_no_two_dates_are_written_alike(style: str) -> None:
     ],
 )
 def test_as_people_write_them(locale: str, style: str, expected: str) -> None:
-    assert written(datetime.date(2024, 3, 17), locale, style) == expected
+    assert write_date(datetime.date(2024, 3, 17), locale, style) == expected
 
 
 @pytest.mark.parametrize(("first", "last"), [(1950, 2050), (2000, 1999)])

@@ -70,8 +70,8 @@ def ablate(
         rows.append(row)
     columns = ["heads", measure, "change", *["most at", "there"] * ("most_at" in frame)]
     print_table(columns, rows, left=("heads",))
-    how = f"{facts['kind']}, estimated by one gradient" if facts["estimated"] else facts["kind"]
-    print(f"Whole model: {measure} {facts['baseline']:.4f}. Heads replaced: {how}.")
+    kind = f"{facts['kind']}, estimated by one gradient" if facts["estimated"] else facts["kind"]
+    print(f"Whole model: {measure} {facts['baseline']:.4f}. Heads replaced: {kind}.")
     if as_json:
         places = facts.pop("at")
         heads = [

@@ -100,5 +100,5 @@ def trace(
             save=output, overwrite=overwrite, progress=report,
         )  # fmt: skip
     of_graph = read is None and image is None
-    one = made[0] if isinstance(made, list) else made
-    print_trace(one, output, as_json, unit="nodes" if of_graph else "tokens")
+    first = made[0] if isinstance(made, list) else made
+    print_trace(first, output, as_json, unit="nodes" if of_graph else "tokens")

@@ -32,10 +32,10 @@ LOCALES = (
 STYLES = {"short": 0.2, "medium": 0.2, "long": 0.3, "full": 0.3}
 
 
-def written(date: datetime.date, locale: str, style: str) -> str:
+def write_date(date: datetime.date, locale: str, style: str) -> str:
     """Format a date in the language of a locale, preceded by the locale's code.
 
-    >>> written(datetime.date(2024, 3, 17), "de", "full")
+    >>> write_date(datetime.date(2024, 3, 17), "de", "full")
     'de: Sonntag, 17. März 2024'
     """
     from babel.dates import format_date
@@ -55,7 +55,7 @@ def _draw(
         date = dates[index % len(dates)] if each_once else numbers.choice(dates)
         locale = numbers.choice(LOCALES)
         style = numbers.choices(styles, shares)[0]
-        pairs.append((written(date, locale, style), date.isoformat()))
+        pairs.append((write_date(date, locale, style), date.isoformat()))
     return pairs
 
 
