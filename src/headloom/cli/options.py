@@ -181,8 +181,8 @@ def new_folder(source: Path, suffix: str, replace: bool) -> Path:
     """Return a new path here, named after a source: minilm.loom, or minilm-2.loom if it exists."""
     stem = source.stem if source.is_file() else source.resolve().name
     numbers = ("", *(f"-{number}" for number in range(2, 10_000)))
-    names = (Path(f"{stem}{number}{suffix}") for number in numbers)
-    return next(path for path in names if replace or not path.exists())
+    paths = (Path(f"{stem}{number}{suffix}") for number in numbers)
+    return next(path for path in paths if replace or not path.exists())
 
 
 def is_image(path: Path) -> bool:

@@ -51,19 +51,13 @@ Step = Annotated[
         "it. Default: the better one for each head."
     ),
 ]
-Picture = Annotated[
-    Path | None,
-    typer.Option(
-        "--picture", help="Draw the first pair with its links outlined: .png, .svg or .pdf."
-    ),
-]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file of links to write.")]
 
 
 def align(
     source: Aligned, output: Output, sources: SourceFile = None, targets: TargetFile = None,
     gold: Gold = None, heads: Heads = None, method: Method = "mutual", step: Step = None,
-    picture: Picture = None, limit: option.Rows = 8, as_json: option.AsJson = False,
+    picture: option.PictureToo = None, limit: option.Rows = 8, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Align the words of sources and their translations by attention."""
     with progress_bar("pairs read", lines=True) as show, catch_warnings(action="ignore"):

@@ -1,12 +1,11 @@
 """`headloom evict`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import headloom
-from headloom.cli.options import AsCsv, AsJson, TracePath, is_picture
+from headloom.cli.options import AsCsv, AsJson, PictureToo, TracePath
 from headloom.cli.output import print_frame, print_json, progress_bar, records
 
 Budgets = Annotated[
@@ -32,16 +31,12 @@ PromptEnd = Annotated[
     ),
 ]
 Rows = Annotated[str, typer.Option("--by", help="One row per policy, layer, head or step.")]
-Picture = Annotated[
-    Path | None,
-    typer.Option(callback=is_picture, help="Also draw the middle budget: .png, .svg or .pdf."),
-]
 
 
 def evict(
     path: TracePath, budget: Budgets = ["5%", "20%", "50%"],  # noqa: B006 - typer copies it
     policy: Policies = None, prompt_tokens: PromptEnd = None,
-    by: Rows = "policy", picture: Picture = None, as_csv: AsCsv = False, as_json: AsJson = False,
+    by: Rows = "policy", picture: PictureToo = None, as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print the attention that a smaller key-value cache would lose."""
     with progress_bar("layers") as show:

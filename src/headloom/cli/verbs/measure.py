@@ -10,16 +10,8 @@ from headloom.cli.output import print_frame, print_json, progress_bar, records, 
 
 Measure = Annotated[
     Literal[
-        "rollout",
-        "flow",
-        "clusters",
-        "projections",
-        "graph",
-        "received",
-        "pagerank",
-        "reciprocity",
-        "rank",
-        "parts",
+        "rollout", "flow", "clusters", "projections", "graph", "received", "pagerank",
+        "reciprocity", "rank", "parts",
     ],
     typer.Argument(
         metavar="MEASURE",
@@ -28,7 +20,7 @@ Measure = Annotated[
         "projections: symmetry, rank and norm of W_Q W_K^T and W_V W_O; graph: "
         "received, pagerank, reciprocity, rank, parts.",
     ),
-]
+]  # fmt: skip
 Measured = Annotated[
     str, option.model_argument(metavar="TRACE", help="A trace; for projections, a run or a model.")
 ]
