@@ -1,8 +1,6 @@
-"""The face of headloom: the one list of its public names; `headloom/__init__.py` loads each at
-first use.
+"""Public names of headloom; `headloom/__init__.py` loads each on first use.
 
-A name that is imported here is `headloom.NAME`, in `headloom.__all__`, known to type checkers and
-tested.
+A name that is imported here is `headloom.NAME`, in `headloom.__all__`, and typed.
 """
 
 from .analysis.alignment.align import Alignment as Alignment

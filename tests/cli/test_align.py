@@ -154,7 +154,7 @@ def test_bad_input_is_one_line(
         ([run, *texts, "--gold", tmp_path / "far"], "line 2 links word 0 of the source to word 2"),
         ([run, *texts, "--heads", "best"], "best heads are chosen against gold"),
         ([trace_path, *texts], "traces have texts of their own"),
-        ([runs / "language", *texts], "only a translator looks from a target at its source"),
+        ([runs / "language", *texts], "only a translator attends from a target to its source"),
         ([writer, *texts], "a gpt2 reads one text; only an encoder-decoder"),
     ):
         assert line in headloom_main("align", *words, *out).one_line()

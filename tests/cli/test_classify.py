@@ -117,7 +117,7 @@ def test_heads_are_taken_away(headloom_main: Command, run: Path) -> None:
         (("trace", "--text", "film", "--generate", "3", "-o", "{}"), "generate: this run class"),
         (("trace", "--text", "x y", "--window", "2", "-o", "{}"), "a whole text at once"),
         (("trace", "--text", " ", "-o", "{}"), "the text is empty"),
-        (("ablate", "--text", "film"), "the loss of a text needs its label. Give it as the target"),
+        (("ablate", "--text", "film"), "the loss of a text needs its label. Give it as target"),
     ],
 )
 def test_what_a_classifier_does_not_do(

@@ -80,7 +80,7 @@ def test_language_models_with_other_vocabularies(
     headloom_main("train", data / "language.toml", "--run", tmp_path / "pieces", *options)
     assert_one_line(
         headloom_main("evaluate", runs / "language", tmp_path / "pieces"),
-        "have no 256 characters of the held-out text in common",
+        "have no 256 characters of held-out text in common",
     )
     long = ("--set", f'task.file="{long_text(data, tmp_path)}"')
     for name, more in {"pieces": options, "characters": ()}.items():

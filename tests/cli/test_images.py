@@ -96,7 +96,7 @@ def test_its_history_and_its_heads(folder, headloom_main: Command) -> None:
     ("arguments", "message"),
     [
         (("trace", "--text", "x"), "RUN: this run reads no text. Choose one that does."),
-        (("trace", "--file", "small.png"), "the picture has 4 x 12 pixels; this run sees 8 x 12"),
+        (("trace", "--file", "small.png"), "the picture has 4 x 12 pixels; this run reads 8 x 12"),
         (("trace", "--file", "train.npz:80"), "train.npz:80: the file has images 0 to 79"),
         (("trace", "--file", "train.npz"), "a file of arrays. Name one of its images, as "),
         (("relevance", "--text", "x"), "RUN: this run reads no text"),

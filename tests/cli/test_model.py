@@ -124,7 +124,7 @@ def test_a_run_predicts(runs: Path) -> None:
     ):
         with pytest.raises(TypeError, match=hint):
             model.generate("the c", **{keyword: True})
-    with pytest.raises(headloom.InputError, match="predicts nothing from text"):
+    with pytest.raises(headloom.InputError, match="makes no predictions from text"):
         headloom.load("minilm").predict("a")
 
 
@@ -171,7 +171,7 @@ def test_a_run_is_evaluated_on_what_somebody_holds(runs: Path, tmp_path: Path) -
     language = headloom.load(runs / "language")
     scores = language.evaluate(text.splitlines())
     assert scores == language.evaluate(tmp_path / "text.txt") != language.evaluate()
-    with pytest.raises(headloom.InputError, match="split 'test' is of the run's own data"):
+    with pytest.raises(headloom.InputError, match="split 'test' is for the run's own data"):
         language.evaluate(text.splitlines(), split="test")
 
 

@@ -92,7 +92,7 @@ def test_models_of_hugging_face(
         asked = ("relevance", tmp_path, "--text", "a b")
         assert "[MASK]" in headloom_main(*asked).one_line()
         model.bert.save_pretrained(tmp_path)
-        assert "headloom: BertModel predicts nothing" in headloom_main(*asked).one_line()
+        assert "headloom: BertModel makes no predictions" in headloom_main(*asked).one_line()
     if kind == "classifier":
         for wrong, said in ((("--logit", "fair"), "bad, good"), (("--token", "1"), "classif")):
             result = headloom_main("relevance", tmp_path, "--text", "a", *wrong)
@@ -102,7 +102,7 @@ def test_models_of_hugging_face(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give the text that the model reads"),
+        ((), "text is missing"),
         (("--text", "at", "--against", "a"), "needs logit"),
         (("--text", "at", "--logit", "at"), "logit at: 2 tokens; expected one"),
         (("--text", "at", "--token", "2"), "there are tokens 0 to 1"),

@@ -134,7 +134,7 @@ def test_an_image_and_a_text(
         ("writer", "--file text.txt --window 17", "window 17: expected 1 to 16, the limit of GPT2"),
         ("writer", "--file text.txt --window 8 --generate 2", "window splits one text"),
         ("writer", "--corpus text.txt --text a", "corpus has the texts"),
-        ("dates", "--file noise.png", "(headloom predict), and sees no picture"),
+        ("dates", "--file noise.png", "(headloom predict), and reads no images"),
         ("dates", "--file text.txt --window 8", "a whole text at once"),
         ("language", "--text a --target b", "target: this run continues text"),
     ],

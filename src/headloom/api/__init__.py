@@ -1,1 +1,1 @@
-"""The work of the commands, below the command line: here making and seeing a model meet."""
+"""Python functions behind the commands; they combine training, tracing, analysis and studio."""

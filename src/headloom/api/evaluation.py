@@ -1,4 +1,4 @@
-"""Measuring runs on held-out data; two of them against each other."""
+"""Measures of models on held-out data; comparison of two models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from headloom.api.questions import PredictOptions, Questions
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.training.config import RunConfig
-from headloom.training.given import given_columns, given_task
 from headloom.training.inference import TrainedRun, open_run
 from headloom.training.measures import (
     STRETCH,
@@ -31,17 +30,18 @@ from headloom.training.measures import (
     translation_measures,
 )
 from headloom.training.resampling import Comparison, Confidence, Resampling, compare, interval
+from headloom.training.user_data import user_columns, user_task
 
 if TYPE_CHECKING:
     import pandas
 
-#: Of one example alone.
+#: Interval of a single example.
 _NO_INTERVAL = Confidence(math.nan, math.nan)
-#: Told how much is done, of how much or None, and of what.
+#: Called with the amount done, its total or None, and a description.
 Progress = Callable[..., None]
-#: The largest p-value of a difference that counts as shown.
+#: Maximum p-value of a significant difference.
 SIGNIFICANT = 0.05
-#: The facts of a title, and how they are said.
+#: Facts of a title, and their formats.
 _FACTS = {
     "examples": "{:,} examples", "beam": "beam {}", "tokens": "{:,} tokens",
     "targets": "{:,} targets", "bytes": "{:,} bytes",
@@ -49,12 +49,12 @@ _FACTS = {
 
 
 class Evaluation(dict[str, float]):
-    """Measures of a model, by their names, and the interval of each: a dict that shows its table.
+    """Measures of a model by name, with intervals: a dict that displays as a table.
 
     table: a DataFrame: measure, value, low, high (95 percent); of a comparison A and B, with the
     interval of each, their difference (B - A) and p.
-    titles: what was measured, and on what; notes: what else there is to say.
-    header, rows: the table as it is printed; content: all numbers, as ``--json`` prints them.
+    titles: models and data; notes: remarks.
+    header, rows: the printed table; content: all numbers, as ``--json`` prints them.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Evaluation(dict[str, float]):
         raise KeyError(f"no measure {name!r} of this model; there are {', '.join(self)}")
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The table."""
+        """Return the table."""
         return self.table
 
     def __repr__(self) -> str:
         return "\n".join([*self.titles, self._printed.to_string(index=False), *self.notes])
 
     def _repr_html_(self) -> str:
-        """The table in HTML, for notebooks."""
+        """Return the table in HTML, for notebooks."""
         above, below = (
             "".join(f"<p>{escape(line)}</p>" for line in part) for part in (self.titles, self.notes)
         )
@@ -91,11 +91,11 @@ class Evaluation(dict[str, float]):
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """A model with the data that it is to be measured on.
+    """Model with its held-out data.
 
-    measure: what it reaches, by the beam and told how many of how many are done.
-    split: of the data; digest: what tells them from others; None: they were given.
-    config, step: of a run and its training; tokenizer: its text, where tokens are compared.
+    measure: computes the results, from the beam and a progress callback.
+    split: of the data; digest: their hash; None: examples of the user.
+    config, step: of a run; tokenizer: its JSON text, to compare vocabularies.
     """
 
     name: str
@@ -109,17 +109,17 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """A model, and what it reached."""
+    """Model and its results."""
 
-    of: HeldOut
+    model: HeldOut
     results: Results
 
     @property
     def title(self) -> str:
         """Model, step and data."""
         facts = self.results.facts
-        step = "" if self.of.step is None else f"step {self.of.step:,}, "
-        parts = [self.of.name, f"{step}{self.results.split} data"]
+        step = "" if self.model.step is None else f"step {self.model.step:,}, "
+        parts = [self.model.name, f"{step}{self.results.split} data"]
         parts += [form.format(facts[name]) for name, form in _FACTS.items() if name in facts]
         return ", ".join(parts)
 
@@ -130,14 +130,14 @@ class _Measured:
         return [f"{m.label}: {m.signature}" for m in measures if m.signature is not None]
 
     def content(self, intervals: dict[str, Confidence]) -> JsonObject:
-        """All numbers, for JSON."""
+        """Return all numbers for JSON."""
         ends = {name: [part.low, part.high] for name, part in intervals.items()}
-        notes = {"run": self.of.name, "step": self.of.step}
+        notes = {"run": self.model.name, "step": self.model.step}
         return {**notes, **self.results.values(), "intervals": ends}
 
 
 def held_out_of_run(run: TrainedRun, data: object, split: str | None) -> HeldOut:
-    """The held-out data of a run, where they are now, or examples that are given."""
+    """Return a run with its held-out data, at their present path, or with other examples."""
     name, task, part = str(run.folder.path), None, split
     if data is None or _is_place(run, data):
         run = run if data is None else open_run(run.folder.path, Path(str(data)))
@@ -150,42 +150,42 @@ def held_out_of_run(run: TrainedRun, data: object, split: str | None) -> HeldOut
     label = part or "given"
     if task is None:
         if split is not None:
-            raise InputError(f"evaluate: split {split!r} is of the run's own data. Leave it out.")
-        task, part, label = given_task(run, data), "valid", "given"
-    held, chosen = task, part or "valid"
+            raise InputError(f"evaluate: split {split!r} is for the run's own data. Leave it out.")
+        task, part, label = user_task(run, data), "valid", "given"
+    held_out, chosen = task, part or "valid"
 
-    def measure(beam: int, told: Callable[[int, int | None], None]) -> Results:
-        results = held.results(run.model, split=chosen, beam=beam, progress=told)
+    def measure(beam: int, progress: Callable[[int, int | None], None]) -> Results:
+        results = held_out.results(run.model, split=chosen, beam=beam, progress=progress)
         return replace(results, split=label)
 
     words = run.data.vocabulary
     text = None if words is None else words.tokenizer.to_str()
-    return HeldOut(name, measure, label, held.digest(chosen), run.config, run.step, text)
+    return HeldOut(name, measure, label, held_out.digest(chosen), run.config, run.step, text)
 
 
 def _is_place(run: TrainedRun, data: object) -> bool:
-    """Whether data is where those of a run are now; else it is other examples."""
+    """Return whether data is the path of a run's data, and not other examples."""
     if not isinstance(data, str | Path):
         return False
     return Path(data).is_dir() or run.config.task.place in ("graph", "file")
 
 
 def results_of_model(
-    model: Questions, data: object, beam: int, told: Callable[[int, int | None], None]
+    model: Questions, data: object, beam: int, progress: Callable[[int, int | None], None]
 ) -> Results:
-    """Measure a model that is no run on examples."""
+    """Measure a model other than a run on examples."""
     if model._predicts == "label":
-        texts, labels = given_columns(data, {"text": None, "label": None})
+        texts, labels = user_columns(data, {"text": None, "label": None})
         return _of_classes(model, texts, labels)
     if model._predicts == "translation":
-        sources, targets = given_columns(data, {"source": None, "target": None})
+        sources, targets = user_columns(data, {"source": None, "target": None})
         written = list(predictions(model, iter(sources), PredictOptions(beam)))
         facts: JsonObject = {"examples": len(sources), "beam": beam}
         return Results("given", "sentences", translation_measures(written, targets), facts)
-    (texts,) = given_columns(data, {"text": None})
+    (texts,) = user_columns(data, {"text": None})
     sums = []
     for done, text in enumerate(texts):
-        told(done, len(texts))
+        progress(done, len(texts))
         loss = model._loss(text, None)
         with torch.no_grad():
             count = len(loss.tokens) - 1
@@ -203,7 +203,7 @@ def results_of_model(
 
 
 def _of_classes(model: Questions, texts: Sequence[str], labels: Sequence[str]) -> Results:
-    shares = [each.probabilities for each in model._classes(texts)]
+    shares = [prediction.probabilities for prediction in model._classes(texts)]
     classes = sorted({name for share in shares for name in share})
     if unknown := set(labels) - set(classes):
         raise InputError(
@@ -218,25 +218,25 @@ def _of_classes(model: Questions, texts: Sequence[str], labels: Sequence[str]) -
 
 
 def evaluate_models(
-    first: HeldOut, second: HeldOut | None, beam: int, how: Resampling, progress: Progress
+    first: HeldOut, second: HeldOut | None, beam: int, settings: Resampling, progress: Progress
 ) -> Evaluation:
     """Measure a model, with intervals; or two on the same data, with a test in pairs."""
     if second is not None:
         _check_same_data(first, second)
 
     def measured(model: HeldOut) -> _Measured:
-        def told(done: int, total: int | None) -> None:
+        def report(done: int, total: int | None) -> None:
             progress(done, total, f"measuring {model.name}")
 
-        told(0, None)
-        return _Measured(model, model.measure(beam, told))
+        report(0, None)
+        return _Measured(model, model.measure(beam, report))
 
-    one = measured(first)
+    result = measured(first)
     if second is None:
-        return _of_one(one, how)
-    two = measured(second)
+        return _of_one(result, settings)
+    other = measured(second)
     progress(0, None, "comparing")
-    return _of_two(*_on_the_same(one, two), how)
+    return _of_two(*_on_the_same(result, other), settings)
 
 
 def _number(measure: CorpusMeasure, value: float) -> str:
@@ -249,48 +249,48 @@ def _range(measure: CorpusMeasure, part: Confidence) -> str:
     return f"{_number(measure, part.low)}-{_number(measure, part.high)}"
 
 
-def _of_one(one: _Measured, how: Resampling) -> Evaluation:
-    measures, facts = one.results.measures, one.results.facts
-    known = {m.name: interval(m, how) for m in measures if len(m.statistics) > 1}
+def _of_one(result: _Measured, settings: Resampling) -> Evaluation:
+    measures, facts = result.results.measures, result.results.facts
+    known = {m.name: interval(m, settings) for m in measures if len(m.statistics) > 1}
     parts = [(m, known.get(m.name, _NO_INTERVAL)) for m in measures]
     rows = [[m.label, _number(m, m.value), _range(m, part)] for m, part in parts]
     notes = []
     if facts.get("unknown_tokens"):
         notes.append(
-            f"Not in the vocabulary: {facts['unknown_tokens']:,} of the tokens; what they would "
-            "cost is missing in bits per byte."
+            f"Not in the vocabulary: {facts['unknown_tokens']:,} of the tokens, which bits per "
+            "byte leave out."
         )
     if "chance" in facts:
         notes.append(f"Chance: {facts['chance']:.4f} right.")
-    header = ("measure", "value", f"{how.level:.0%} interval")
-    content = {**one.content(known), "resampling": asdict(how)}
+    header = ("measure", "value", f"{settings.level:.0%} interval")
+    content = {**result.content(known), "resampling": asdict(settings)}
     table: list[JsonObject] = [
         {"measure": m.name, "value": m.value, "low": part.low, "high": part.high}
         for m, part in parts
     ]
     values = {m.name: m.value for m in measures}
-    notes += one.signatures
-    return Evaluation(values, [one.title], header, rows, notes, content, table)
+    notes += result.signatures
+    return Evaluation(values, [result.title], header, rows, notes, content, table)
 
 
-def _of_two(one: _Measured, two: _Measured, how: Resampling) -> Evaluation:
-    same_tokens = one.of.tokenizer == two.of.tokenizer
-    others = {measure.name: measure for measure in two.results.measures}
+def _of_two(first: _Measured, second: _Measured, settings: Resampling) -> Evaluation:
+    same_tokens = first.model.tokenizer == second.model.tokenizer
+    others = {measure.name: measure for measure in second.results.measures}
     comparisons = [
-        compare(measure, others[measure.name], how)
-        for measure in one.results.measures
+        compare(measure, others[measure.name], settings)
+        for measure in first.results.measures
         if measure.name in others and (same_tokens or not measure.per_token)
     ]
     if not comparisons:
         raise InputError(
-            f"{one.of.name} and {two.of.name} have other vocabularies and no measure in common. "
-            "Compare models of the same task."
+            f"{first.model.name} and {second.model.name} have different vocabularies, and no "
+            "common measure. Compare models of the same task."
         )
     compared = {c.measure.name for c in comparisons}
-    measures = (*one.results.measures, *two.results.measures)
+    measures = (*first.results.measures, *second.results.measures)
     left_out = list(dict.fromkeys(m.label for m in measures if m.name not in compared))
-    in_words = _in_words(one, two, comparisons[0], how.trials)
-    level = f"{how.level:.0%}"
+    in_words = _in_words(first, second, comparisons[0], settings.trials)
+    level = f"{settings.level:.0%}"
     rows = [
         [
             c.measure.label,
@@ -301,15 +301,15 @@ def _of_two(one: _Measured, two: _Measured, how: Resampling) -> Evaluation:
         for c in comparisons
     ]  # fmt: skip
     content = {
-        "first": one.content({c.measure.name: c.first_interval for c in comparisons}),
-        "second": two.content({c.measure.name: c.second_interval for c in comparisons}),
+        "first": first.content({c.measure.name: c.first_interval for c in comparisons}),
+        "second": second.content({c.measure.name: c.second_interval for c in comparisons}),
         "comparison": {
             c.measure.name: {
                 "difference": c.difference, "interval": [c.interval.low, c.interval.high], "p": c.p,
             }
             for c in comparisons
         },
-        "not_compared": left_out, "in_words": in_words, "resampling": asdict(how),
+        "not_compared": left_out, "in_words": in_words, "resampling": asdict(settings),
     }  # fmt: skip
     table: list[JsonObject] = [
         {
@@ -322,31 +322,31 @@ def _of_two(one: _Measured, two: _Measured, how: Resampling) -> Evaluation:
     ]  # fmt: skip
     header = ("measure", "A", f"{level} of A", "B", f"{level} of B", "B - A", "p")
     notes = [f"Not comparable: {', '.join(left_out)}."] if left_out else []
-    titles = [f"A: {one.title}", f"B: {two.title}"]
+    titles = [f"A: {first.title}", f"B: {second.title}"]
     values = {c.measure.name: c.first for c in comparisons}
-    notes += [in_words, *one.signatures]
+    notes += [in_words, *first.signatures]
     return Evaluation(values, titles, header, rows, notes, content, table)
 
 
 def _on_the_same(first: _Measured, second: _Measured) -> tuple[_Measured, _Measured]:
-    """Both on the examples that both have whole: windows may end a text at different places."""
+    """Restrict both to common examples: windows may end a text at different places."""
     covered = first.results.covered, second.results.covered
     if covered[0] is None or covered[1] is None or covered[0] == covered[1]:
         return first, second
     common = common_stretches(covered[0], covered[1])
     if common.start == common.stop:
         raise InputError(
-            f"{first.of.name} and {second.of.name} have no {STRETCH} characters of the held-out "
+            f"{first.model.name} and {second.model.name} have no {STRETCH} characters of held-out "
             "text in common. Compare models of a longer text, or with a smaller task.block."
         )
-    one, two = (replace(part, results=part.results.part(common)) for part in (first, second))
-    return one, two
+    first, second = (replace(m, results=m.results.part(common)) for m in (first, second))
+    return first, second
 
 
 def _check_same_data(first: HeldOut, second: HeldOut) -> None:
     if first.digest == second.digest:
         return
-    why, configs = "", [each.config for each in (first, second) if each.config is not None]
+    why, configs = "", [m.config for m in (first, second) if m.config is not None]
     kinds, seeds = [c.task.kind for c in configs], [c.training.seed for c in configs]
     if len(set(kinds)) == 2:
         why = f" (task.kind {kinds[0]} and {kinds[1]})"
@@ -360,7 +360,7 @@ def _check_same_data(first: HeldOut, second: HeldOut) -> None:
 
 def _in_words(first: _Measured, second: _Measured, chosen: Comparison, trials: int) -> str:
     """Return the outcome of a comparison by a measure, in one sentence."""
-    names, measure = (first.of.name, second.of.name), chosen.measure
+    names, measure = (first.model.name, second.model.name), chosen.measure
     if chosen.difference == 0:
         return f"{names[0]} and {names[1]} are equal by {measure.label}."
     values = chosen.first, chosen.second
@@ -369,11 +369,11 @@ def _in_words(first: _Measured, second: _Measured, chosen: Comparison, trials: i
     better, worse = (_number(measure, value) for value in values)
     if better == worse:
         better, worse = (f"{value:.6g}" for value in values)
-    found = (
+    outcome = (
         f"{measure.label} {better} to {worse}; exchanging their results at random makes so large a "
         f"difference in {chosen.p * (trials + 1) - 1:,.0f} of {trials:,} trials "
         f"(p = {chosen.p:.4f})."
     )
     if chosen.p <= SIGNIFICANT:
-        return f"{names[0]} is better than {names[1]}: {found}"
-    return f"No difference is shown between {names[0]} and {names[1]}: {found}"
+        return f"{names[0]} is better than {names[1]}: {outcome}"
+    return f"No difference is shown between {names[0]} and {names[1]}: {outcome}"

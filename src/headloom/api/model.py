@@ -1,4 +1,4 @@
-"""`headloom.Model`: a network and its tokenizer, whatever they came from, asked alike."""
+"""`headloom.Model`: a network and its tokenizer, with one interface for all sources."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-#: Keywords of other libraries' `generate`, and what to write here.
+#: Keywords of other libraries' `generate`, and the names to use here.
 _NOT_OF_GENERATE = {
     **dict.fromkeys(
         ("output_attentions", "return_attention", "return_dict_in_generate", "trace"),
         "model.trace(prompt, generate=8), which has the weights of each new token",
     ),
-    "do_sample": "temperature=0 for the likeliest tokens, or a temperature to draw them",
+    "do_sample": "temperature=0 for greedy decoding, or a temperature to sample",
     **dict.fromkeys(("max_length", "length", "max_tokens", "num_tokens"), "max_new_tokens="),
     "num_beams": "translate(lines, beam=5) of a translator",
 }
@@ -49,7 +49,7 @@ _OF_GENERATE = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 
 
 class Model(Hints, Questions):
-    """A network and its tokenizer: `headloom.load` gives one.
+    """Network and its tokenizer, as `headloom.load` returns it.
 
     This class traces any `torch.nn.Module`; runs (`Run`) and models of Transformers also read texts
     and predict.
@@ -85,57 +85,54 @@ class Model(Hints, Questions):
     ) -> Trace | list[Trace]:
         """Run the model once and keep the attention graph of every layer.
 
-        The model runs as in evaluation, without gradients, and is left as it was. Padding (the id
-        ``model.padding``; in a model of Transformers what its attention mask hides) at either end
-        of a sequence is cut off its graphs.
+        The model runs in evaluation mode, without gradients, and is not changed. Padding (the id
+        ``model.padding``; in a model of Transformers the masked tokens) at either end of a sequence
+        is removed from its graphs.
 
         `headloom.trace(x, inputs, ...)` is ``headloom.load(x).trace(inputs, ...)``. x may be any
         module of torch whose attention is computed by torch's functions
-        (scaled_dot_product_attention, nn.MultiheadAttention, flex_attention) or by
-        `headloom.attention`; made of headloom's layers, those over graphs too; or any model of
-        Hugging Face's Transformers that uses its attention interface. Unmodified.
+        (scaled_dot_product_attention, nn.MultiheadAttention, flex_attention), by
+        `headloom.attention`, or by headloom's layers, also those of graphs; or any model of Hugging
+        Face Transformers that uses its attention interface. It needs no changes.
 
         Args:
             inputs: a text, or several in a list, of a run or a model of Transformers. Token ids,
                 (length,) or (batch, length), or images, (batch, channels, rows, columns): a tensor
                 (the model's first argument), or a tensor for each argument: {"source": ids,
-                "target": ids}. Of any other module: whatever it takes, the first arguments in a
-                tuple, or all by their names. Of a model of Transformers also what its tokenizer
-                or processor gives. None: the image alone; or of a run on a graph its own.
-            target: the text that an encoder-decoder writes after a text; None: of a run, its own
-                translation.
-            image: a picture, or its PNG, JPEG or FILE.npz:NUMBER, which the model sees; perhaps
-                beside a text.
-            generate: how many tokens the model is to write after the inputs, each the likeliest,
-                with a cache; each adds its row to one trace. For a model of Transformers also a
-                dict, the options of its `generate`. None: it reads and writes nothing.
+                "target": ids}. Of any other module: its arguments, the first ones in a tuple, or
+                all by name. Of a model of Transformers also the output of its tokenizer or
+                processor. None: the image alone; or the graph of a graph run.
+            target: the output text of an encoder-decoder; None: of a run, its own translation.
+            image: an input image, or its PNG, JPEG or FILE.npz:NUMBER; perhaps with a text.
+            generate: number of tokens to generate after the inputs, greedily, with a cache; each
+                adds its row to one trace. For a model of Transformers also a dict, the options of
+                its `generate`. None: no generation.
             keep: edges kept of each query: its strongest, or "all".
-            layers: which layers, by their number in the order of the run, or by their path, in
-                which ``*`` stands for anything; None: all.
+            layers: layers to keep, by their number in the order of the run, or by their path, with
+                ``*`` as a wildcard; None: all.
             save: a folder to write the trace to. A model of Transformers is written layer by layer
-                while it runs, so that memory holds one layer at most; the trace that is returned is
-                read from the folder when it is asked.
-            overwrite: replace a trace that is there, and nothing else.
-            verify: how many tokens of the inputs the model reads without headloom too, to see that
-                it computes the same with it: a number, or "all"; None or True: 64; False: none. See
+                while it runs, so that memory holds one layer at most; the returned trace reads the
+                folder on demand.
+            overwrite: replace an existing trace, and nothing else.
+            verify: number of input tokens that the model reads again without headloom, to check
+                that its output is the same; or "all"; None or True: 64; False: none. See
                 `headloom.tracing.recording.verification`.
-            tokenizer: who names the ids, instead of the model's own: a `tokenizers.Tokenizer`, a
+            tokenizer: names the ids, instead of the model's own: a `tokenizers.Tokenizer`, a
                 tokenizer of Transformers or a headloom vocabulary; or one for each sequence,
                 {"source": ..., "target": ...}. Without any, the name of id 17 is "#17".
             queries_keys: whether to keep the queries and keys of each layer too.
-            dtype: of saved queries and keys: float32, bfloat16 or float16; None: as they are.
-            received: True: keep what each key receives too, exactly, as `headloom.attend` has it:
+            dtype: of saved queries and keys: float32, bfloat16 or float16; None: unchanged.
+            received: True: also keep the attention received by each key, as in `headloom.attend`:
                 ``trace.layers[i].graph.received`` and ``received_most``; ``LastQueries(n)``:
                 ``received_last`` as well, of the last n queries without padding. None in a layer
-                whose queries and keys are not known.
-            progress: told the path and the number of each layer that is done, of how many.
+                whose queries and keys are unknown.
+            progress: called with path and number of each finished layer, and their total.
 
         Returns: a Trace; for several texts, or a batch of inputs, a list with a Trace for each.
 
         Raises:
-            InputError: the model calls no attention function that can be seen, or the inputs do not
-                fit it.
-            VerificationError: the model does not compute with headloom what it computes without.
+            InputError: the model calls no supported attention function, or its inputs do not fit.
+            VerificationError: the model's output changes while it is traced.
             DataError: the folder exists, or cannot be written.
         """
         if save is not None:
@@ -146,7 +143,7 @@ class Model(Hints, Questions):
             if isinstance(image, str | Path):
                 description, image = {"image": str(image)}, open_image(Path(image))
             if not isinstance(inputs, str | None):
-                raise InputError("trace: beside an image the inputs are a text, or none.")
+                raise InputError("trace: with an image the inputs are a text, or None.")
             model, inputs = self._image_inputs(image, inputs)
         options = TraceOptions(
             model.tokenizer if tokenizer is None else tokenizer,
@@ -185,32 +182,32 @@ class Model(Hints, Questions):
         """Measure the model on held-out data, with intervals; or two on the same, with a test.
 
         Args:
-            data: None: the run's own; where these are now, as its task.folder, task.file or
-                task.graph; or other examples, as `headloom.train` takes them: pairs, two lists, a
-                DataFrame, texts, a file.
-            split: of a run's own data, "valid" or "test"; None: test where there is such data.
+            data: None: the run's own; their new path, of its task.folder, task.file or task.graph;
+                or other examples, as `headloom.train` takes them: pairs, two lists, a DataFrame,
+                texts, a file.
+            split: of a run's own data, "valid" or "test"; None: test if it has such data.
             beam: of a translator's decoding; 1: greedy.
             seed: of the resampling.
-            against: another run, or its folder, to be compared on the same data.
-            progress: told how much is done, of how much or None, and of what.
+            against: another run, or its folder, to compare on the same data.
+            progress: called with the amount done, its total or None, and a description.
 
         Returns: an Evaluation: a dict from the names of measures to their values, with a table.
 
-        Raises: HeadloomError: no data, options that do not fit; two whose data are not the same.
+        Raises: HeadloomError: no data, options that do not fit; two models with different data.
         """
         models = (self,) if against is None else (self, self._like(against))
         first, *second = [model._held_out(data, split) for model in models]
-        how = Resampling(seed=seed)
-        return evaluate_models(first, second[0] if second else None, beam, how, progress)
+        settings = Resampling(seed=seed)
+        return evaluate_models(first, second[0] if second else None, beam, settings, progress)
 
     def _like(self, other: object) -> Model:
-        """Another model to compare with, which `headloom.load` has loaded."""
+        """Return the other model of a comparison."""
         if isinstance(other, Model):
             return other
-        raise InputError("evaluate: against is a model; give headloom.load(...) of it.")
+        raise InputError("evaluate: against must be a model: headloom.load(...).")
 
     def _held_out(self, data: object, split: str | None) -> HeldOut:
-        """The model with the data that it is measured on."""
+        """Return the model with held-out data."""
         if self._predicts is None:
             raise cannot(self, "text", "translation", "label")
         if data is None or split is not None:
@@ -238,25 +235,25 @@ class Model(Hints, Questions):
         """Translate, continue or classify texts, as the model does.
 
         Args:
-            lines: a text, several, or an iterator, as a file: then each result is yielded in turn,
-                in memory that does not grow.
+            lines: a text, several, or an iterator such as a file: then the results are yielded one
+                by one, in constant memory.
             beam: of a translator, the hypotheses kept at every step; 1: greedy.
-            length_penalty: of a translator, how much long translations are preferred; None: the
+            length_penalty: of a translator; higher values prefer long translations; None: the
                 run's, or the model's own.
-            n_best: translations of a line that are described.
-            max_new_tokens: of a language model, the tokens that are drawn, at most.
-            temperature: below 1: likelier tokens; above 1: rarer ones; 0: the likeliest.
-            top_k: draw among this many of the likeliest tokens only.
-            top_p: draw among the likeliest tokens that hold this share of the probability.
-            seed: of the draws.
-            products: of a run's linear maps: "float32", or "bfloat16", which is quicker where the
-                processor multiplies it.
-            described: give objects instead, as ``headloom predict --json`` prints them.
+            n_best: number of translations per line with `described`.
+            max_new_tokens: of a language model, the maximum of generated tokens.
+            temperature: of the sampling; 0: greedy.
+            top_k: sample among this many of the most probable tokens only.
+            top_p: sample among the most probable tokens with this total probability.
+            seed: of the sampling.
+            products: of a run's linear layers: "float32", or "bfloat16", faster with hardware
+                support.
+            described: return dicts instead, as ``headloom predict --json`` prints them.
 
         Returns: of a text, a text; a classifier gives a dict of ``label``, ``score`` (its
         probability) and ``probabilities`` of all classes. Of several texts a list.
 
-        Raises: InputError: a model that predicts nothing from text, or a text that is too long.
+        Raises: InputError: a model without predictions from text, or a text that is too long.
         """
         options = PredictOptions(
             beam, length_penalty, n_best, max_new_tokens, temperature, top_k, top_p, seed, products
@@ -278,9 +275,9 @@ class Model(Hints, Questions):
         seed: int = 1,
         **others: object,
     ) -> Any:
-        """Continue a text by a language model: the prompt, and what follows it; of several a list.
+        """Continue a text by a language model, and return both; of several texts a list.
 
-        See `predict`. ``trace(prompt, generate=8)`` has the weights of each token that is written.
+        See `predict`. ``trace(prompt, generate=8)`` has the weights of each generated token.
         """
         for name in (*_NOT_OF_GENERATE, *others):
             if name in others:

@@ -1,4 +1,4 @@
-"""What a model predicts from lines, in memory that does not grow with their number."""
+"""Predictions of a model from lines, in constant memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from headloom.api.questions import Kind, PredictOptions, Questions, tell_unknown
 from headloom.errors import InputError
 
-#: Lines that are read, sorted by length and predicted at once.
+#: Lines that are read, sorted by length and predicted together.
 WINDOW = 2_000
-#: How each is asked for, and what it is called.
-_ASKED: dict[Kind, tuple[str, str]] = {
+#: Method and name of each kind of prediction.
+_NAMES: dict[Kind, tuple[str, str]] = {
     "text": ("generate(prompt)", "continue text"),
     "translation": ("translate(lines)", "translate"),
     "label": ("classify(texts)", "classify texts"),
@@ -49,10 +49,10 @@ def predictions(
 
 
 def cannot(model: Questions, *kinds: Kind) -> InputError:
-    """The error of a model that is asked for what it does not do."""
-    asked = " or ".join(_ASKED[kind][1] for kind in kinds)
-    can = model._predicts
-    instead = f"use .{_ASKED[can][0]}." if can else "it predicts nothing from text."
+    """Return the error of a model without these kinds of prediction."""
+    missing = " or ".join(_NAMES[kind][1] for kind in kinds)
+    known = model._predicts
+    instead = f"use .{_NAMES[known][0]}." if known else "it makes no predictions from text."
     return InputError(
-        f"{model.name}: a {type(model.module).__name__}, which does not {asked}; {instead}"
+        f"{model.name}: a {type(model.module).__name__}, which does not {missing}; {instead}"
     )

@@ -32,8 +32,8 @@ from headloom.tracing.model_state import evaluation_mode
 from headloom.tracing.names import token_names
 from headloom.tracing.pretrained import find_tokenizer, without_output
 from headloom.tracing.sources.transformers import transformers
-from headloom.training.given import given_columns
 from headloom.training.inference import Classification
+from headloom.training.user_data import user_columns
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -186,7 +186,7 @@ class PretrainedModel(Model):
         if text is None:
             raise InputError("ablate: text is missing. Give the model's input.")
         if not isinstance(text, str):
-            (texts,) = given_columns(text, {"text": None})
+            (texts,) = user_columns(text, {"text": None})
             losses = [self._loss(text, target) for text in texts]
             return Measure(
                 losses[0].name, lambda: torch.stack([loss.run() for loss in losses]).mean(),

@@ -1,4 +1,4 @@
-"""What is asked of the model of a training run."""
+"""Model of a training run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from headloom.tracing.names import token_names
 from headloom.tracing.options import TraceOptions
 from headloom.training.batches import Batch, padded
 from headloom.training.data import classes_of
-from headloom.training.given import given_task
 from headloom.training.inference import (
     Classification,
     TrainedRun,
@@ -57,21 +56,22 @@ from headloom.training.tasks.labels import longest_text, text_ids
 from headloom.training.tasks.nodes import NodesTask
 from headloom.training.text import Vocabulary
 from headloom.training.translation import Search, TranslatedLine, translate, translated_windows
+from headloom.training.user_data import user_task
 from headloom.training.validation import mean_loss
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Tokens of the validation data on which a loss is taken, at least.
+#: Minimum of validation tokens for a loss.
 _VALIDATION = 4_096
 #: Digits of weights and of log-probabilities.
 _DIGITS = 6
-#: No target of a batch of classes has it: every example has a class.
+#: Ignored target of batches of classes; none has it.
 _NONE = -100
 
 
 class RunModel(Model):
-    """The model of a run, whose weights are read when they are first needed.
+    """Model of a run; its weights are read on first use.
 
     beam: of its own translations. A run of images or a graph, which has no vocabulary
     (`TrainedRun.vocabulary`), raises an InputError where a text is needed.
@@ -87,17 +87,17 @@ class RunModel(Model):
 
     @cached_property
     def _run(self) -> TrainedRun:
-        """The run with its best weights."""
+        """Opened run with its best weights."""
         return open_run(self.path, self._data)
 
     @property
     def module(self) -> nn.Module:
-        """The network, with the best weights of the run, in evaluation mode."""
+        """Network with the best weights of the run, in evaluation mode."""
         return self._run.model
 
     @property
     def tokenizer(self) -> Vocabulary | None:
-        """The vocabulary of the run; None: it reads no text (places of an image have names)."""
+        """Vocabulary of the run; None: it reads no text."""
         return self._run.data.vocabulary
 
     def _unknown_parts(self, text: str) -> Sequence[str]:
@@ -106,18 +106,18 @@ class RunModel(Model):
     def _inputs(
         self, text: str, target: str | None = None, *, generates: bool = False
     ) -> dict[str, Tensor]:
-        """A translator without a target reads the translation that it writes itself."""
+        """Return the ids of a text and a target, by default the model's own translation."""
         if isinstance(self._run.config.task, NodesConfig):
-            raise InputError(f"{self.path} reads its graph alone. Give it nothing else.")
+            raise InputError(f"{self.path} reads its graph alone. Leave the inputs out.")
         if generates and (self._run.translates or self._run.model.classifies_texts):
-            raise InputError(f"generate: this run {self._run.model.purpose}. Leave it out.")
+            raise InputError(f"generate: this run {self._run.model.purpose}. Leave generate out.")
         return self._ids(text, target)
 
     def _image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
-        """The picture is made grey, or scaled, where the run does so with its own images."""
+        """Return the image, converted to grey or resized as the run's own images."""
         if not isinstance(self._run.model, ImageClassifier):
             raise InputError(
-                f"{self.path}: this run {self._run.model.purpose}, and sees no picture."
+                f"{self.path}: this run {self._run.model.purpose}, and reads no images."
             )
         if text is not None:
             _ = self._run.vocabulary
@@ -127,8 +127,8 @@ class RunModel(Model):
             picture = picture.resize((shape.columns, shape.rows))
         if (picture.height, picture.width) != (shape.rows, shape.columns):
             raise InputError(
-                f"the picture has {picture.height} x {picture.width} pixels; this run sees "
-                f"{shape.rows} x {shape.columns}. Scale it to that size."
+                f"the picture has {picture.height} x {picture.width} pixels; this run reads "
+                f"{shape.rows} x {shape.columns}. Resize it to that."
             )
         return self, {"images": normalised(image_array(picture)[None], self._run.data)}
 
@@ -177,7 +177,7 @@ class RunModel(Model):
     def _alignments(self, window: list[TranslatedLine], n_best: int) -> Iterator[JsonObject]:
         """Align the words of each hypothesis that ended, by the mean of all heads.
 
-        Of the rows that write a word: those that read it are blurred (docs/howto/alignment.md).
+        By the rows that write a word: those that read it are diffuse (docs/howto/alignment.md).
         """
         pairs = [
             (line.source, self._run.vocabulary.decode(hypothesis.tokens))
@@ -200,7 +200,7 @@ class RunModel(Model):
         if not self._run.translates:
             raise InputError(
                 f"{self.path}: this run {self._run.model.purpose}; only a translator "
-                "looks from a target at its source. Give a run of one."
+                "attends from a target to its source. Use a run of one."
             )
         words = self._run.vocabulary
         read = [words.encode_with_offsets(text) for text in sources]
@@ -221,7 +221,7 @@ class RunModel(Model):
         if self._run.translates or self._run.model.classifies_texts:
             raise InputError(
                 f"window: {self.path} {self._run.model.purpose}, a whole text at once. "
-                "Give its texts a line each, as a corpus."
+                "Give its texts as a corpus, one a line."
             )
         ids, offsets = self._run.vocabulary.encode_with_offsets(text)
         check_text(ids)
@@ -242,7 +242,7 @@ class RunModel(Model):
         generate: int | Mapping[str, object] | None = None,
         **known: Any,
     ) -> TraceData | list[TraceData]:  # fmt: skip
-        """Windows of a text keep their offsets in it; a graph is traced whole."""
+        """Trace inputs; windows of a text keep their offsets in it; a graph is traced whole."""
         task = self._run.task() if inputs is None else None
         if isinstance(task, NodesTask):
             made = trace_nodes(self.module, task.inputs(), task.names)
@@ -260,20 +260,20 @@ class RunModel(Model):
         return made
 
     def _like(self, other: object) -> Model:
-        """Also by its folder."""
+        """Return the other model of a comparison, also by its folder."""
         return type(self)(other) if isinstance(other, str | Path) else super()._like(other)
 
     def _held_out(self, data: object, split: str | None) -> HeldOut:
         return held_out_of_run(self._run, data, split)
 
     def _loss(self, text: object, target: str | None) -> Measure:
-        """A token of an image is a pixel."""
+        """Return the loss; a token of an image is a pixel."""
         filler = _NONE if self.tokenizer is None else self.tokenizer.pad
         size = self._run.config.training.batch_tokens
         if isinstance(text, str):
             batches = [self._batch(text, target)]
         elif text is not None:
-            batches = given_task(self._run, text).validation(size)
+            batches = user_task(self._run, text).validation(size)
         else:
             every = self._run.task("valid").validation(size)
             before = itertools.accumulate((batch.tokens for batch in every), initial=0)
@@ -281,11 +281,11 @@ class RunModel(Model):
         return Measure("loss", lambda: mean_loss(self._run.model, batches, filler))
 
     def _batch(self, text: str, target: str | None) -> Batch:
-        """A text as the training reads it; of a classifier, with its label as the target."""
+        """Return a text as a training batch; of a classifier, the target is its label."""
         if self._run.model.classifies_texts:
             if target is None:
                 raise InputError(
-                    "the loss of a text needs its label. Give it as the target, or ask for a logit."
+                    "the loss of a text needs its label. Give it as target, or give a logit."
                 )
             ids = self._ids(text, None)
             return Batch(ids, torch.tensor([self._number("target", target)]), 1)
@@ -320,18 +320,18 @@ class RunModel(Model):
         )  # fmt: skip
 
     def _number(self, option: str, word: str) -> int:
-        """The token that the word of an option names; of a classifier, the number of a class."""
+        """Return the token of an option's word; of a classifier, the number of a class."""
         if self._run.model.classifies_texts:
             return one_label(classes_of(self._run.data), option, word)
         words = self._run.vocabulary
         return one_token(f"{option} {word}", words.encode(word), words.unknown)
 
     def _ids(self, text: str, target: str | None) -> dict[str, Tensor]:
-        """The token ids of a text; of a translator, and the target's without its end."""
+        """Return the token ids of a text; of a translator also the target's, without its end."""
         words = self._run.vocabulary
         classifies = self._run.model.classifies_texts
         if target is not None and not self._run.translates:
-            raise InputError(f"target: this run {self._run.model.purpose}. Leave it out.")
+            raise InputError(f"target: this run {self._run.model.purpose}. Leave target out.")
         ids = [] if classifies else words.encode(text)
         check_text(text if classifies else ids)
         if classifies:
@@ -342,8 +342,8 @@ class RunModel(Model):
         if target is None:
             search = Search(self._beam, self._run.length_penalty)
             (target,) = translate(self._run.model, words, [text], search)
-            # The last token of one that was cut where the positions end has no place to be read.
-            assert isinstance(self._run.model, Transformer)  # it has written the target
+            # A translation cut at the last position has no position for its last token.
+            assert isinstance(self._run.model, Transformer)  # it has generated the target
             room = self._run.model.architecture.room
         return {
             "source": torch.tensor([[*ids, words.end]]),

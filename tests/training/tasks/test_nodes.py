@@ -174,7 +174,7 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
     headloom_command("heads", trace)
     words = ["trace", run, "--text", "x", "-o", str(tmp_path / "x.loom")]
     error = CliRunner().invoke(app, words).exception
-    assert f"{run} reads its graph alone. Give it nothing else." in str(error)
+    assert f"{run} reads its graph alone. Leave the inputs out." in str(error)
 
 
 def test_other_data_than_a_run_learned_are_refused(tmp_path: Path) -> None:

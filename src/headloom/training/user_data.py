@@ -21,7 +21,7 @@ from headloom.training.tasks.pairs import PairsTask, TranslationTask, read_pairs
 from headloom.training.tasks.task import Task
 
 
-def given_columns(data: object, roles: Roles) -> list[list[str]]:
+def user_columns(data: object, roles: Roles) -> list[list[str]]:
     """Read the columns of the roles from memory or files; see `headloom.train`."""
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else _paths(data))]
     if not paths:
@@ -39,10 +39,10 @@ def _paths(data: object) -> Sequence[Path]:
     return data if isinstance(data, list | tuple) and all(isinstance(p, Path) for p in data) else ()
 
 
-def given_task(run: TrainedRun, data: object) -> Task:
+def user_task(run: TrainedRun, data: object) -> Task:
     """Make the task of a run with other examples, all of them held out."""
     task, words, seed = run.config.task, run.vocabulary, run.config.training.seed
-    columns = partial(given_columns, data)
+    columns = partial(user_columns, data)
     if run.translates:
         names = (task.source, task.target) if isinstance(task, TranslationConfig) else (None, None)
         pairs = list(zip(*columns({"source": names[0], "target": names[1]}), strict=True))
