@@ -304,7 +304,7 @@ def test_a_cache_that_rounds_its_keys_is_named(family_named) -> None:
     cache = transformers.cache_utils.Cache(layers=[Rounded(), Rounded()])
     with (
         torch.no_grad(),
-        pytest.warns(UserWarning, match="cropped, quantized or filled"),
+        pytest.warns(UserWarning, match="rotated, quantized or filled"),
         headloom.watch(model, verify=False) as watched,
     ):
         for token in torch.arange(3, 12):

@@ -317,6 +317,8 @@ class AttentionGraph(DrawnHeads):
         matrix = matrix.scatter(-1, columns, self.weights)[..., :-1]
         return matrix.masked_fill(self.lse.isnan()[..., None], torch.nan)
 
+    dense = to_dense  # its name in older code
+
     def strength(self) -> Tensor:
         """Return the in-strength: the sum of the kept weights on each key, (heads, keys).
 

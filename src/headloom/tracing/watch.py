@@ -181,11 +181,13 @@ class Watched:
         reads = text is not None and not text.decoded and "encoder_outputs" in arguments
         if self._session is None or text is None or not whole or not (before or reads):
             text = self._start(before)
-        elif before and text.length not in (None, before):
+        elif before > (text.length or before):
             raise InputError(
-                f"its cache holds {before} positions, its text has {text.length}: it was cropped, "
-                "copied or filled elsewhere. Trace the text that was generated."
+                f"its cache holds {before} positions, its text has {text.length}: it was copied or "
+                "filled elsewhere. Trace the text that was generated."
             )
+        if before:  # a thinned cache has fewer positions than its text
+            before = text.length or before
         assert self._session is not None and self._functions is not None
         self._session.new_pass(before)
         text.new_pass(arguments, before, whole)

@@ -118,6 +118,7 @@ def joined_call(parts: list[Part]) -> LayerCall:
         value_norms=torch.cat(norms, 2) if norms else None,
         ranges=_joined_ranges([(part.call.ranges, part.first) for part in parts], length),
         bias=_joined_bias(parts, length),
+        missing=next((call.missing for call in calls if call.missing is not None), None),
     )
 
 

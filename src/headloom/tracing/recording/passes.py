@@ -10,6 +10,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from weakref import finalize
 
@@ -20,6 +21,7 @@ from torch.nn.functional import pad
 
 from headloom.errors import InputError
 from headloom.formats.files import NOT_WRITABLE, disk_errors
+from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.parts import with_tensors
 from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.model_state import release_memory
@@ -33,9 +35,11 @@ LARGE = 2**14
 RELEASE_AFTER = 2**26
 _OTHER_KEYS = (
     "trace: the cache does not hold the keys that earlier passes computed: it was reordered (by "
-    "beams), thinned, cropped, quantized or filled elsewhere. Use another cache, or trace the "
+    "beams), cropped, rotated, quantized or filled elsewhere. Use another cache, or trace the "
     "generated text."
 )
+#: Reason why a layer has no matrix.
+_EVICTED = "keys were evicted from the cache, so that rows do not see all keys before them"
 
 
 class _Layer:
@@ -59,6 +63,25 @@ class _Layer:
         self.known[:, :, self.count : end] = keys
         self.count = end
 
+    def places(self, keys: Tensor) -> Tensor:
+        """Find the first bytes of surviving keys among all; (batch, heads, keys), their places.
+
+        Raises: InputError: a key is none of them, or equals several; the last keys are gone, as
+            after cropping, so that what follows is another text.
+        """
+        assert self.known is not None
+        known, order = self.known[:, :, : self.count].sort(-1)
+        if keys.shape[:2] != known.shape[:2] or keys.shape[2] > self.count:
+            raise InputError(_OTHER_KEYS)
+        at = torch.searchsorted(known, keys.contiguous()).clamp(max=self.count - 1)
+        twins = known.gather(-1, (at + 1).clamp(max=self.count - 1)) == keys
+        unclear = (known.gather(-1, at) != keys) | (twins & (at + 1 < self.count))
+        places = order.gather(-1, at)
+        is_cropped = torch.equal(places, torch.arange(keys.shape[2]).to(places).expand_as(places))
+        if bool(unclear.any()) or is_cropped:
+            raise InputError(_OTHER_KEYS)
+        return places
+
 
 class Passes:
     """Collects the recorded calls of the passes of one text, and joins them.
@@ -80,6 +103,8 @@ class Passes:
         self._ranges_end = 0
         #: Whether the cache of this pass was compared with computed keys.
         self._is_compared = False
+        #: Whether keys were evicted from the cache.
+        self._is_thinned = False
         #: Number of positions of the text at the beginning of each pass.
         self.begins: list[int] = []
 
@@ -104,7 +129,11 @@ class Passes:
         if call.kind != "cross":
             # Encoders with a language head grow too: with a cache, each later token sees all before
             # it, the prompt sees itself.
-            first, new = self._own_keys(layer, call)
+            first, new, places = self._own_keys(layer, call)
+            if places is not None:
+                first = 0
+                call.graph, call.ranges = _moved(call.graph, places, layer.count), None
+                call.bias, call.missing = None, _EVICTED
             call.keys, call.values = call.keys[:, :, new], call.values[:, :, new]
         elif later:
             call.keys, call.values = call.keys[:, :, :0], call.values[:, :, :0]
@@ -128,11 +157,11 @@ class Passes:
             call.keys = call.keys.clone()
         layer.parts.append(self._put(Part(call, first)))
 
-    def _own_keys(self, layer: _Layer, call: LayerCall) -> tuple[int, slice]:
+    def _own_keys(self, layer: _Layer, call: LayerCall) -> tuple[int, slice, Tensor | None]:
         """Return the place of a call's first key among its layer's keys, and the slice of new keys.
 
-        Caches of a fixed size have hidden room behind the keys; caches of windows drop their first
-        keys.
+        And the places of all its keys, (batch, heads, keys), if some between were evicted. Caches
+        of a fixed size have hidden room behind the keys; caches of windows drop their first keys.
         """
         queries, keys, before = call.queries.shape[2], call.keys.shape[2], self.begins[-1]
         if call.ranges is not None and call.ranges is not self._ranges:
@@ -144,31 +173,39 @@ class Passes:
         first = max(0, before + queries - keys) if before else 0
         if layer.known is None and first:
             raise InputError(_OTHER_KEYS)
-        if new.start:
-            self._compare(layer, call.keys[:, :, : new.start], first)
+        places = self._compare(layer, call.keys[:, :, : new.start], first) if new.start else None
+        if places is not None:
+            added = torch.arange(layer.count, layer.count + queries).to(places)
+            places = torch.cat((places, added.expand(*places.shape[:2], -1)), 2)
         layer.add_keys(_first_bytes(call.keys[:, :, new]))
-        return first, new
+        return first, new, places
 
-    def _compare(self, layer: _Layer, keys: Tensor, first: int) -> None:
+    def _compare(self, layer: _Layer, keys: Tensor, first: int) -> Tensor | None:
         """Compare the keys of a cache with the keys that a layer computed, from the first on.
 
-        For one text the first layer is enough, except in passes that are verified.
+        For one text with a whole cache the first layer is enough, except in passes that are
+        verified. Returns: None, or the places of the keys that survive in a thinned cache.
         """
         assert layer.known is not None
         expected = layer.known[:, :, first : layer.count].contiguous()
-        if expected.shape != keys.shape[:3]:
-            raise InputError(_OTHER_KEYS)
-        if self._is_compared and len(keys) == 1 and not self.are_verified:
-            return
+        same = expected.shape == keys.shape[:3]
+        if (
+            same and not first and self._is_compared and len(keys) == 1
+            and not (self.are_verified or self._is_thinned)
+        ):  # fmt: skip
+            return None
         now, self._is_compared = _first_bytes(keys), True
-        if torch.equal(expected, now):
-            return
-        # Keys that are decompressed from the cache are rounded differently every time.
-        old, new = (part[..., None].view(keys.dtype).float() for part in (expected, now))
-        size = torch.linalg.vector_norm(old, dim=-1).amax(-1, keepdim=True)
-        far = torch.linalg.vector_norm(new - old, dim=-1)
-        if not bool((far <= tolerance(keys.dtype) * size).all()):
-            raise InputError(_OTHER_KEYS)
+        if same:
+            if torch.equal(expected, now):
+                return None
+            # Keys that are decompressed from the cache are rounded differently every time.
+            old, new = (part[..., None].view(keys.dtype).float() for part in (expected, now))
+            size = torch.linalg.vector_norm(old, dim=-1).amax(-1, keepdim=True)
+            far = torch.linalg.vector_norm(new - old, dim=-1)
+            if bool((far <= tolerance(keys.dtype) * size).all()):
+                return None
+        self._is_thinned = True
+        return layer.places(now)
 
     def _put(self, part: Part) -> Part:
         """Move the large tensors of a part to the file, if there is one, until all are joined."""
@@ -188,6 +225,15 @@ class Passes:
                 if part.place is not None and self._file is not None:
                     self._file.get(part.call, part.place)
             yield joined_call(parts)
+
+
+def _moved(graph: AttentionGraph, places: Tensor, length: int) -> AttentionGraph:
+    """Return a graph whose keys are at these places of the text, (batch, kv_heads, keys)."""
+    heads = graph.keys.shape[1]
+    of_heads = places.repeat_interleave(heads // places.shape[1], 1)
+    slots = graph.keys.clamp(min=0).long()
+    moved = of_heads.gather(-1, slots.flatten(2)).view_as(slots).to(graph.keys.dtype)
+    return replace(graph, keys=torch.where(graph.keys < 0, graph.keys, moved), length=length)
 
 
 def _first_bytes(keys: Tensor) -> Tensor:
