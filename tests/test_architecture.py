@@ -95,6 +95,12 @@ def test_what_is_public_has_a_docstring() -> None:
     assert {name: names for name, names in missing.items() if names} == {}
 
 
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    riddle = re.compile(r'^ *r?"""(?:What|How|Where|Which|Who|Of|As|Those|Likewise)\b.*', re.M)
+    riddles = {module_name(path): riddle.findall(path.read_text("utf-8")) for path in MODULES}
+    assert {name: lines for name, lines in riddles.items() if lines} == {}
+
+
 def test_what_is_a_modules_own_stays_in_it() -> None:
     """A name that begins with an underscore is not imported from its module by another."""
     taken = {

@@ -241,7 +241,6 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
     """Check a trace folder without reading its tables.
 
     Returns: the folder and its manifest.
-
     Raises: DataError: it is missing, half-written, damaged, or of a newer version.
     """
     folder = Path(path)

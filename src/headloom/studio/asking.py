@@ -51,7 +51,6 @@ class Asking:
         turn: the number of the text in its window: requests may arrive out of order.
 
         Returns: the number of the new example, and the example. Only the last few stay in memory.
-
         Raises: SupersededError: a newer text of the window arrived; HeadloomError: it cannot be
         read.
         """

@@ -131,7 +131,6 @@ def view(
     port, browser, start: as for `serve`.
 
     Returns: the viewer, with its `address` and `close()`. It ends with the program.
-
     Raises: InputError: the port is in use, or Starlette or uvicorn is missing.
     """
     collection = trace if isinstance(trace, Collection) else collect([trace])
