@@ -23,7 +23,7 @@ EXAMPLES = {
     "evaluate": "headloom evaluate runs/demo",
     "predict": 'echo "24. Dezember 2024" | headloom predict runs/demo',
     "trace": 'headloom trace minilm --text "The cat slept because it was tired."',
-    "import": "headloom import edges.parquet",
+    "import": "headloom import edges.parquet --mask all",
     "ablate": 'headloom ablate runs/demo --text "24. Dezember 2024"',
     "relevance": 'headloom relevance runs/demo --text "24. Dezember 2024"',
     "steps": 'headloom steps "the cat sat"',
