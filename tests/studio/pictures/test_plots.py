@@ -108,7 +108,7 @@ def test_a_head_is_the_callers_to_change(pair_trace: headloom.Trace, tmp_path: P
     pair_trace[0, 2].draw(tmp_path / "head.png", width=60)
     with Image.open(tmp_path / "head.png") as file:
         assert file.width == pytest.approx(60 / 25.4 * 200, abs=1)
-    with pytest.raises(headloom.InputError, match="head=1 of no layer"):
+    with pytest.raises(headloom.InputError, match="head=1 without a layer"):
         pair_trace.plot(head=1)
     # What fails leaves no figure.
     pyplot.close("all")
