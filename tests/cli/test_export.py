@@ -45,7 +45,7 @@ def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_
     assert "12 heads" in drawn("all", None, None)
     assert "layer 2 (cross 0), head 3" in drawn("one", "2", 3)
     assert "layer 2 (cross 0), mean of 4 heads" in drawn("mean", "2 (cross 0)", None)
-    with pytest.raises(headloom.InputError, match="head 1 of no layer; give its layer too"):
+    with pytest.raises(headloom.InputError, match="head 1 without a layer; give its layer too"):
         drawn("none", None, 1)
 
 
@@ -80,8 +80,8 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
         "layer 3: no such layer; the trace has layers 0 to 2": two | {"layer": "3"},
         "no head 4; the layer has heads 0 to 3": two | {"layer": "0", "head": 4},
         "export: no head 4": picture | {"layer": "0", "head": 4},
-        "head 1 of no layer": picture | {"head": 1},
-        "head 1 of no layer; give": {"parquet": one, "head": 1},
+        "head 1 without a layer": picture | {"head": 1},
+        "head 1 without a layer; give": {"parquet": one, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},
     }.items():
