@@ -156,8 +156,9 @@ def test_a_run_is_evaluated_on_what_somebody_holds(runs: Path, tmp_path: Path) -
     own = run.evaluate(beam=1)
     assert own["bleu"] == own.content["bleu"] and own.table["measure"].tolist() == list(own)
     assert "case:mixed" in repr(own) and own._repr_html_().count("<tr") == len(own) + 1
-    with pytest.raises(KeyError, match="no measure 'accuracy' of this model; there are bleu,"):
-        own["accuracy"]
+    assert own["accuracy"] == own["exact_match"]
+    with pytest.raises(KeyError, match="no measure 'f1' of this model; there are bleu,"):
+        own["f1"]
     pairs = [("the cat sees the dog", "das cat sieht das dog")] * 2
     frame = pandas.DataFrame(pairs, columns=["en", "de"])
     frame.to_csv(tmp_path / "pairs.csv", index=False)

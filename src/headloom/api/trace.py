@@ -61,6 +61,7 @@ class Trace(Drawn, Hints, TraceData):
         **dict.fromkeys(("to_frame", "to_dataframe", "df"), "to_pandas(), or trace[layer, head]"),
         **dict.fromkeys(("show", "draw", "heatmap"), "plot() or view()"),
         "compare": "headloom.compare(trace, other)",
+        "text": "tokens",
     }
 
     def __getitem__(self, place: Any) -> Any:
