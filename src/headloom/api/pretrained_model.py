@@ -27,7 +27,7 @@ from headloom.api.questions import (
 )
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, in_brief
-from headloom.tracing.arguments import token_limit
+from headloom.tracing.huggingface import token_limit
 from headloom.tracing.model_state import evaluation_mode
 from headloom.tracing.names import token_names
 from headloom.tracing.pretrained import find_tokenizer, without_output
@@ -44,21 +44,12 @@ _BATCH, _TRANSLATION = 32, 256
 
 
 class PretrainedModel(Model):
-    """Model of Transformers and its tokenizer, by default that of its `name_or_path`.
-
-    whole: whether a trace without generation also runs the prediction head.
-    """
-
-    def __init__(
-        self, name: str, module: nn.Module, tokenizer: object = None, *, whole: bool = False
-    ) -> None:
-        super().__init__(name, module, tokenizer)
-        self._whole = whole
+    """Model of Transformers and its tokenizer, by default that of its `name_or_path`."""
 
     @property
     def tokenizer(self) -> Any:
         if self._tokenizer is None:
-            self._tokenizer = find_tokenizer(self.module)
+            self._tokenizer = find_tokenizer(self._config)
         return self._tokenizer
 
     @property

@@ -153,10 +153,15 @@ def tell_unknown(what: str, parts: Sequence[str]) -> None:
 
 
 class Questions:
-    """Network and tokenizer, with the operations of the verbs; subclasses implement them."""
+    """Network and tokenizer, with the operations of the verbs; subclasses implement them.
 
-    def __init__(self, name: str, module: nn.Module, tokenizer: object = None) -> None:
-        self.name = name
+    whole: whether a trace without generation also runs the prediction head, if there is one.
+    """
+
+    def __init__(
+        self, name: str, module: nn.Module, tokenizer: object = None, *, whole: bool = False
+    ) -> None:
+        self.name, self._whole = name, whole
         self._module, self._tokenizer = module, tokenizer
 
     @property

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headloom.errors import HeadloomError, InputError
 
@@ -63,37 +62,6 @@ def batch_of(inputs: Inputs) -> int:
     names = [name for name in texts if name in tensors]
     names += [name for name in tensors if name.endswith("grid_thw")]
     return next((len(tensors[name]) for name in (*names, *tensors)), 1)
-
-
-def check_readable(model: nn.Module, tensors: Mapping[str, Tensor], generates: bool) -> None:
-    """Raise an InputError for a missing target, or masks that do not fit their tokens.
-
-    generates: whether the model is to generate the target.
-    """
-    name = type(model).__name__
-    takes = inspect.signature(model.forward).parameters
-    pair = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in takes
-    targets = {"decoder_input_ids", "decoder_inputs_embeds", "labels"}
-    if pair and not generates and not targets & tensors.keys():
-        raise InputError(
-            f"trace: {name} reads a source and writes a target. Give "
-            "decoder_input_ids too: the target's tokens, as in {'input_ids': ..., "
-            "'decoder_input_ids': ...}, or generate= to let the model write it."
-        )
-    # With a cache, or beside images, a mask may have more places than there are ids.
-    alone = not any(argument.startswith((*BESIDE, "past")) for argument in tensors)
-    for argument in ("input_ids", "decoder_input_ids"):
-        mask_name = argument.replace("input_ids", "attention_mask")
-        ids, mask = tensors.get(argument), tensors.get(mask_name)
-        if ids is None or mask is None or ids.ndim != 2 or mask.ndim != 2:
-            continue
-        other = len(mask) != len(ids) or (alone and mask.shape[1] != ids.shape[1])
-        if other or not bool(mask.bool().any(1).all()):
-            raise InputError(
-                f"trace: {mask_name} has the shape {tuple(mask.shape)}, {argument} "
-                f"{tuple(ids.shape)}. Give a 1 for each token and a 0 for padding; every input "
-                "needs at least one token."
-            )
 
 
 #: Errors that a model raises for inputs that it cannot read; others pass through.
@@ -182,19 +150,3 @@ def _part(value: object, shape: tuple[int, ...], span: slice) -> Tensor | None:
     if value.ndim == 3 and tuple(value.shape[1:]) == (batch, length):
         return value[:, :, span]  # rotary positions in several directions
     return None
-
-
-def token_limit(model: nn.Module) -> int | None:
-    """Return the maximal number of tokens of a model; None: no known limit."""
-    config: Any = model.config
-    config = getattr(config, "text_config", None) or config
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    for name, module in model.named_modules():
-        learned = name.rpartition(".")[2] in ("position_embeddings", "embed_positions", "wpe")
-        if learned and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            # RoBERTa counts positions from the one after padding.
-            limit = min(limit or module.num_embeddings, module.num_embeddings) - (
-                module.padding_idx + 1
-            )
-            break
-    return limit if isinstance(limit, int) and limit > 0 else None

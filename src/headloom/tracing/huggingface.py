@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import (
+    BESIDE,
     Arguments,
     Inputs,
     Tokenizer,
     batch_of,
-    check_readable,
     prefix_of,
-    token_limit,
 )
 from headloom.tracing.model_state import unwrapped
-from headloom.tracing.readers import HeadloomReader, ModuleReader, Reader, check_visible
+from headloom.tracing.readers import HeadloomReader, ModuleReader, Reader
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.sequences import NamesOfSequences, Sequences, on_device_of
 from headloom.tracing.sources.functions import Functions
@@ -78,10 +78,10 @@ class TransformersReader(Reader):
             arguments.pop("token_type_ids", None)
         if "use_cache" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()):
             arguments.setdefault("use_cache", False)
-        self._check(arguments, generates)
+        self._check(arguments, takes, generates)
         return arguments
 
-    def _check(self, arguments: Inputs, generates: bool) -> None:
+    def _check(self, arguments: Inputs, takes: Collection[str], generates: bool) -> None:
         """Raise an InputError for inputs that the model cannot read."""
         tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         if not tensors:
@@ -89,10 +89,28 @@ class TransformersReader(Reader):
                 "trace: the inputs hold no tensor; expected input_ids, pixel_values or "
                 'input_features, as in tokenizer(text, return_tensors="pt").'
             )
-        check_readable(self.model, tensors, generates)
+        targets = {"decoder_input_ids", "decoder_inputs_embeds", "labels"}
+        pair = self.is_pair and "decoder_input_ids" in takes
+        if pair and not generates and not targets & tensors.keys():
+            raise InputError(
+                f"trace: {self.name} reads a source and writes a target. Give "
+                "decoder_input_ids too: the target's tokens, as in {'input_ids': ..., "
+                "'decoder_input_ids': ...}, or generate= to let the model write it."
+            )
+        # With a cache, or beside images, a mask may have more places than there are ids.
+        alone = not any(argument.startswith((*BESIDE, "past")) for argument in tensors)
         limit = token_limit(self.model)
         for name in ("input_ids", "decoder_input_ids"):
-            ids = tensors.get(name)
+            ids, mask_name = tensors.get(name), name.replace("input_ids", "attention_mask")
+            mask = tensors.get(mask_name)
+            if ids is not None and mask is not None and ids.ndim == mask.ndim == 2:
+                other = len(mask) != len(ids) or (alone and mask.shape[1] != ids.shape[1])
+                if other or not bool(mask.bool().any(1).all()):
+                    raise InputError(
+                        f"trace: {mask_name} has the shape {tuple(mask.shape)}, {name} "
+                        f"{tuple(ids.shape)}. Give a 1 for each token and a 0 for padding; every "
+                        "input needs at least one token."
+                    )
             if ids is not None and (ids.ndim != 2 or not ids.shape[1]):
                 raise InputError(
                     f"trace: {name} has the shape {tuple(ids.shape)}; expected (batch, length) "
@@ -211,7 +229,34 @@ def reader_of(model: object, operation: str) -> Reader:
     Raises: InputError: not a model, compiled by torch.jit, or on the meta device.
     """
     inner = without_peft(unwrapped(model, operation))
-    check_visible(inner, operation)
-    if is_transformers_model(inner):
+    of_transformers, name = is_transformers_model(inner), type(inner).__name__
+    if any(parameter.is_meta for parameter in inner.parameters()):
+        raise InputError(
+            f"{operation}: {name} is on the meta device, where tensors have no "
+            "data. Load its weights: from_pretrained without device_map='meta'."
+        )
+    for path, module in inner.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{operation}: {path or 'the model'} is compiled by torch.jit and cannot be "
+                f"traced. Give {name} as it was before torch.jit.script or trace."
+            )
+    if of_transformers:
         return TransformersReader(inner)
     return HeadloomReader(inner) if HeadloomReader.reads(inner) else ModuleReader(inner)
+
+
+def token_limit(model: nn.Module) -> int | None:
+    """Return the maximal number of tokens of a model; None: no known limit."""
+    config: Any = model.config
+    config = getattr(config, "text_config", None) or config
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        learned = name.rpartition(".")[2] in ("position_embeddings", "embed_positions", "wpe")
+        if learned and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            # RoBERTa counts positions from the one after padding.
+            limit = min(limit or module.num_embeddings, module.num_embeddings) - (
+                module.padding_idx + 1
+            )
+            break
+    return limit if isinstance(limit, int) and limit > 0 else None

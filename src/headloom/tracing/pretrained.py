@@ -163,13 +163,13 @@ def _reads_text(config: object) -> bool:
     return kind in TOKENIZER_MAPPING or kind not in IMAGE_PROCESSOR_MAPPING
 
 
-def find_tokenizer(model: nn.Module) -> Any:
+def find_tokenizer(config: PretrainedConfig) -> Any:
     """Return the tokenizer of where a model of Transformers was loaded from; None: none is there.
 
     Nothing is downloaded.
     """
-    source = str(getattr(model, "name_or_path", "") or "")
-    if not source or not _reads_text(model.config):
+    source = config.name_or_path
+    if not source or not _reads_text(config):
         return None
     library = transformers()
     if source in PACKAGED:

@@ -108,21 +108,6 @@ class Reader(ABC):
         return None
 
 
-def check_visible(model: nn.Module, operation: str) -> None:
-    """Raise an InputError for code compiled by torch.jit, and for weights on the meta device."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise InputError(
-            f"{operation}: {type(model).__name__} is on the meta device, where tensors have no "
-            "data. Load its weights: from_pretrained without device_map='meta'."
-        )
-    for path, module in named_modules(model):
-        if isinstance(module, torch.jit.ScriptModule):
-            raise InputError(
-                f"{operation}: {path or 'the model'} is compiled by torch.jit and cannot be "
-                f"traced. Give {type(model).__name__} as it was before torch.jit.script or trace."
-            )
-
-
 class ModuleReader(Reader):
     """Reader of any torch module."""
 

@@ -60,7 +60,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Callable[[LayerCall], o
         config._attn_implementation_internal = "eager"
         stack.enter_context(_without_new_hooks(model))
         for path, module in named_modules(model):
-            if takes_attention(module):
+            if takes_attention(type(module).__name__):
                 hook = _taking(path, batch, take)
                 stack.callback(module.register_forward_hook(hook).remove)
         try:

@@ -218,7 +218,7 @@ class Functions(TorchFunctionMode):
     def _hooked(self, path: str, module: nn.Module) -> Iterator[RemovableHandle]:
         """Yield hooks that note when a module runs."""
         running = path, type(module).__name__
-        has_attention = takes_attention(module)
+        has_attention = takes_attention(running[1])
 
         def begin(module: nn.Module, args: object, keywords: object) -> None:
             if self._thread != get_ident():
