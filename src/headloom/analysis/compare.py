@@ -315,11 +315,7 @@ def in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tup
 
 
 def changed_edges(
-    first: TraceLayer,
-    second: TraceLayer,
-    head: int,
-    wanted: int,
-    exact: bool | None = None,
+    first: TraceLayer, second: TraceLayer, head: int, wanted: int, exact: bool | None = None
 ) -> list[Change]:
     """Return the most changed edges of a head, among the kept ones of either trace.
 

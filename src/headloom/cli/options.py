@@ -67,8 +67,7 @@ ModelName = Annotated[
 ]
 Text = Annotated[str | None, typer.Option(help="The text to read.")]
 TextFile = Annotated[
-    Path | None,
-    typer.Option("--file", help="A file with the text; -: standard input."),
+    Path | None, typer.Option("--file", help="A file with the text; -: standard input.")
 ]
 Target = Annotated[
     str | None,
@@ -108,8 +107,7 @@ Exact = Annotated[
     ),
 ]
 Logit = Annotated[
-    str | None,
-    typer.Option(help="The predicted token or, for a classifier, the label."),
+    str | None, typer.Option(help="The predicted token or, for a classifier, the label.")
 ]
 Against = Annotated[
     str | None, typer.Option(help="With --logit: subtract the logit of this token.")

@@ -308,10 +308,7 @@ class History(Drawn, Hints):
         return matrices if head is None else matrices[..., head, :, :]
 
     def _matrices(
-        self,
-        name: str,
-        layer: int | str | None = None,
-        snapshots: Iterable[Snapshot] | None = None,
+        self, name: str, layer: int | str | None = None, snapshots: Iterable[Snapshot] | None = None
     ) -> NDArray[np.float32]:
         """Return a matrix at every step, of a layer or of all."""
         stacked = []

@@ -50,7 +50,7 @@ MASKS: dict[type, Form] = {
         "ranges",
         lambda mask: torch.stack((mask.first, mask.end)).int(),
         lambda tensor, queries, offset: Ranges(*tensor.long()),
-    ),
+    )
 }
 
 #: Positions stored as they are; others are stored by distance where possible.

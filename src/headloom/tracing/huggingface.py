@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.shapes import whole_number
-from headloom.tracing.arguments import (
-    BESIDE,
-    Arguments,
-    Inputs,
-    Tokenizer,
-    batch_of,
-    prefix_of,
-)
+from headloom.tracing.arguments import BESIDE, Arguments, Inputs, Tokenizer, batch_of, prefix_of
 from headloom.tracing.model_state import unwrapped
 from headloom.tracing.readers import HeadloomReader, ModuleReader, Reader
 from headloom.tracing.recording.layer_call import LayerCall

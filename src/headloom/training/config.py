@@ -40,10 +40,7 @@ class TrainingConfig(Section):
         None, "limit of training time, over all sessions, without setup", gt=0, le=1e6
     )
     batch_tokens: int = key(
-        4_096,
-        "tokens per batch, source, target and padding; for images: pixels",
-        ge=1,
-        le=2**30,
+        4_096, "tokens per batch, source, target and padding; for images: pixels", ge=1, le=2**30
     )
     accumulate: int = key(1, "batches per step (gradient accumulation)", ge=1)
     products: Products = key(

@@ -86,10 +86,7 @@ class _BlocksSection(ModelSection):
     kv_heads: int | None = key(None, "key and value heads, if fewer than `heads`")
     feed_forward: Size = key(1024, "inner width of the feed-forward layers")
     norm: Literal["pre", "post"] = key("pre", 'or `"post"`, as in Vaswani et al. 2017')
-    normalisation: NormalisationKind = key(
-        "layer",
-        'or `"rms"`: RMSNorm (Zhang and Sennrich 2019)',
-    )
+    normalisation: NormalisationKind = key("layer", 'or `"rms"`: RMSNorm (Zhang and Sennrich 2019)')
     norm_epsilon: float = key(1e-5, "added to the variance", gt=0, lt=1)
     feed_forward_kind: FeedForwardKind = key(
         "plain",

@@ -10,13 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from headloom.errors import InputError

@@ -69,11 +69,7 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate_batches(
-    model: Predictor,
-    batches: Iterable[Batch],
-    ignored: int,
-) -> Evaluation:
+def evaluate_batches(model: Predictor, batches: Iterable[Batch], ignored: int) -> Evaluation:
     """Compute loss and accuracy of a model on batches.
 
         loss = -mean of log p(target)

@@ -24,13 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headloom.analysis.monitor.alarms import Alarms, in_words, warn
 from headloom.analysis.monitor.measures import MeasuredLayer, measured_layers, values_of
-from headloom.analysis.monitor.probe import (
-    Given,
-    Probe,
-    check_whole,
-    is_another_process,
-    wait,
-)
+from headloom.analysis.monitor.probe import Given, Probe, check_whole, is_another_process, wait
 from headloom.analysis.monitor.record import LARGE, Record, bytes_of, opened
 from headloom.errors import InputError
 from headloom.formats.history import PROBE_EDGES, is_snapshot_step

@@ -20,13 +20,7 @@ from torch import Tensor
 from headloom.analysis.monitor.measures import MeasuredLayer, Numbers
 from headloom.errors import InputError
 from headloom.formats.files import JsonMapping, JsonObject, finite
-from headloom.formats.history import (
-    PRODUCT_SIZE,
-    History,
-    LayerSnapshot,
-    Snapshot,
-    write_snapshot,
-)
+from headloom.formats.history import PRODUCT_SIZE, History, LayerSnapshot, Snapshot, write_snapshot
 from headloom.formats.run import RunFolder, is_run
 from headloom.mechanism.spectra import matrix_measures, product_cells
 

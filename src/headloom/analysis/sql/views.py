@@ -33,12 +33,7 @@ from headloom.formats.layer_data import StoredLayer
 from headloom.formats.manifest import EDGES, KEYS, RECEIVED, ROWS
 from headloom.formats.tokens import shown
 from headloom.formats.trace import TraceData, TraceLayer
-from headloom.formats.trace_writer import (
-    edge_table,
-    key_table,
-    received_table,
-    row_table,
-)
+from headloom.formats.trace_writer import edge_table, key_table, received_table, row_table
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection

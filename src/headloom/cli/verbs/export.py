@@ -26,14 +26,12 @@ Graph = Annotated[
     ),
 ]
 Layer = Annotated[
-    str | None,
-    option.LayerName(help="The layer of the picture or graph, by number or path."),
+    str | None, option.LayerName(help="The layer of the picture or graph, by number or path.")
 ]
 Head = Annotated[
     int | None,
     typer.Option(
-        min=0,
-        help="The head. Default: the mean of all for a picture, the first for a graph.",
+        min=0, help="The head. Default: the mean of all for a picture, the first for a graph."
     ),
 ]
 

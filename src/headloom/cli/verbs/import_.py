@@ -35,8 +35,7 @@ Layout = Annotated[
     str, typer.Option(help="HND: (heads, positions, depth); NHD: (positions, heads, depth).")
 ]
 Strongest = Annotated[
-    bool,
-    typer.Option("--strongest", help="The edges are only the strongest of each row."),
+    bool, typer.Option("--strongest", help="The edges are only the strongest of each row.")
 ]
 
 

@@ -28,8 +28,7 @@ By = Annotated[
     str | None, typer.Option(help="One row per layer or head; for projections also per pair.")
 ]
 Token = Annotated[
-    int | None,
-    typer.Option(help="A position; negative: from the end. Default: the last."),
+    int | None, typer.Option(help="A position; negative: from the end. Default: the last.")
 ]
 Forward = Annotated[
     bool, typer.Option("--reached", help="For rollout: where the token went, not what it holds.")

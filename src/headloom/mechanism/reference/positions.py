@@ -217,12 +217,7 @@ def shaw_output(weights: Tensor, values: Tensor, a_V: Tensor) -> Tensor:
 
 
 def shaw_attention(
-    inputs: Tensor,
-    W_Q: Tensor,
-    W_K: Tensor,
-    W_V: Tensor,
-    key_table: Tensor,
-    value_table: Tensor,
+    inputs: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, key_table: Tensor, value_table: Tensor
 ) -> Tensor:
     """Compute self-attention with relative positions for keys and values.
 

@@ -121,11 +121,7 @@ def losses(logits: Tensor, targets: Tensor, smoothing: float, *, gradient: bool)
 
 
 #: Logits computed at once: by torch, and by the kernels, which pack the matrix each time.
-LOGITS_AT_ONCE: dict[Products, int] = {
-    "float32": 2**21,
-    "float32-tiles": 2**22,
-    "bfloat16": 2**22,
-}
+LOGITS_AT_ONCE: dict[Products, int] = {"float32": 2**21, "float32-tiles": 2**22, "bfloat16": 2**22}
 
 
 def projected_loss(

@@ -21,14 +21,7 @@ from headloom.models.classifier import Classifier
 from headloom.models.embeddings import position_table
 from headloom.models.encoder import Encoder
 from headloom.models.graph_attention import GraphAttentionNetwork
-from headloom.models.huggingface.families import (
-    GPT2,
-    LLAMA,
-    MARIAN,
-    NEOX,
-    PEGASUS,
-    rope_parameters,
-)
+from headloom.models.huggingface.families import GPT2, LLAMA, MARIAN, NEOX, PEGASUS, rope_parameters
 from headloom.models.huggingface.folder import Settings
 from headloom.models.huggingface.reading import class_of, reorder
 from headloom.models.images import ConvolutionalClassifier, VisionTransformer

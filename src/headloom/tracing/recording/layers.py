@@ -198,10 +198,7 @@ class LayerMaker:
             raise InputError(f"trace: no layer could be kept: {path}: {reason}.")
 
     def traces(
-        self,
-        model: JsonMapping,
-        verification: JsonMapping | None,
-        not_traced: list[dict[str, str]],
+        self, model: JsonMapping, verification: JsonMapping | None, not_traced: list[dict[str, str]]
     ) -> list[TraceData]:
         """Return the trace of each input from the held layers, with a description."""
         return [

@@ -27,14 +27,7 @@ from headloom.tracing.arguments import Arguments
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import ScoreMask, lowest_of, score_mask
 from headloom.tracing.recording.sequences import layer_kind
-from headloom.tracing.sources.source import (
-    Excuse,
-    Modules,
-    Receive,
-    Source,
-    excused,
-    never,
-)
+from headloom.tracing.sources.source import Excuse, Modules, Receive, Source, excused, never
 
 
 def transformers() -> Any:
