@@ -281,18 +281,16 @@ def test_weights_with_their_mask_say_which_keys_are_hidden(rule, mask, shown, tm
 
 
 def test_weights_of_a_later_step_of_a_generation_have_a_kind() -> None:
-    """One query over four keys: the last of a text, or another sequence's; nothing else says it."""
+    """One query over four keys: the last of a text, unless something says another sequence."""
     step = np.full((2, 1, 4), 0.25)
     with pytest.raises(
         headloom.InputError, match=r'1 query and 4 keys.*kind="decoder".*kind="cross"'
     ):
-        headloom.from_weights(step)
-    trace = headloom.from_weights(step, kind="decoder", tokens=["a", "b", "c", "d"])
-    (layer,) = trace.layers
+        headloom.from_weights([np.ones((2, 1, 1)), step])
+    (layer,) = headloom.from_weights(step, tokens=["a", "b", "c", "d"]).layers
+    assert layer.kind == "decoder"
     assert list(layer.query_tokens) == ["d"] and list(layer.key_tokens) == ["a", "b", "c", "d"]
-    assert list(headloom.from_weights(step, kind="decoder").layers[0].query_tokens) == [
-        "position 3"
-    ]
+    assert list(headloom.from_weights(step).layers[0].query_tokens) == ["position 3"]
     assert headloom.from_weights(step, kind="cross").layers[0].kind == "cross"
     both = {"source": ["a", "b", "c", "d"], "target": ["e"]}
     assert headloom.from_weights(step, tokens=both).layers[0].kind == "cross"

@@ -18,7 +18,7 @@ from headloom.formats.files import is_there, read_json, read_text, text_lines
 from headloom.formats.stored_arrays import EDGE_SUFFIXES, read_arrays, read_edges
 from headloom.mechanism.graph import KeepLike
 from headloom.mechanism.masks import Mask, causal, window
-from headloom.tracing.given import TokensGiven
+from headloom.tracing.given_sequences import TokensGiven
 
 _TOKENS = ("tokens", "input_ids", "token_ids")
 _NAME = re.compile(

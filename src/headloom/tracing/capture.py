@@ -16,7 +16,7 @@ from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import All, Keep
 from headloom.mechanism.shapes import whole_number
 from headloom.tracing.arguments import Arguments, Inputs, explained
-from headloom.tracing.given import GivenSequences
+from headloom.tracing.given_sequences import GivenSequences
 from headloom.tracing.huggingface import TransformersReader, reader_of
 from headloom.tracing.model_state import describe, evaluation_mode
 from headloom.tracing.options import TraceOptions

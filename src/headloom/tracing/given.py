@@ -6,22 +6,19 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TypeVar, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.formats.tokens import Tokens
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.mechanism.masks import Mask, MaskLike, causal, read_mask
 from headloom.mechanism.positions import ALiBi, Relative, Shaw
-from headloom.tracing.names import texts_known, token_names
+from headloom.tracing.given_generation import join_weights
+from headloom.tracing.given_sequences import ENDS, GivenSequences, TokensGiven
 from headloom.tracing.options import TraceOptions
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import ranges_of, without_hidden
-from headloom.tracing.recording.sequences import InputSequence, NamesOfSequences, kind_of_name
+from headloom.tracing.recording.sequences import kind_of_name
 from headloom.tracing.recording.session import Session
 from headloom.tracing.sources.tensors import (
     as_tensor,
@@ -31,18 +28,6 @@ from headloom.tracing.sources.tensors import (
     layer_tensors,
     weights_call,
 )
-
-#: Sequences of the queries and of the keys for each kind of layer of an encoder-decoder.
-ENDS = {
-    "encoder": ("source", "source"),
-    "decoder": ("target", "target"),
-    "cross": ("target", "source"),
-}
-
-#: Texts or ids of the positions of one input, or of each input of a batch.
-TokensOfSequence = Sequence[str] | Sequence[int] | NDArray[np.integer] | Tensor | Sequence[object]
-#: Tokens of one sequence, or of each sequence by its name.
-TokensGiven = TokensOfSequence | Mapping[str, TokensOfSequence]
 
 T = TypeVar("T")
 
@@ -206,13 +191,15 @@ def from_weights(
     its weights. With every edge kept, all results computed from the trace are exact.
 
     Args:
-        weights: (heads, queries, keys), one layer; (layers, heads, queries, keys); or a list or a
-            tuple with an array for each layer, with or without a batch before its dimensions, as
-            Transformers returns them for ``output_attentions=True``. Rows sum to 1, or to 0 where
-            the mask hides every key.
+        weights: (heads, queries, keys), one layer; (layers, heads, queries, keys); or a list with
+            an array for each layer, with or without a batch before its dimensions. From
+            Transformers, for ``output_attentions=True``: the output of a model or of its
+            ``generate``, as it is, or its attentions. Rows sum to 1, or to 0 where the mask hides
+            every key. Padding before the texts of a batch is cut off.
         mask: or a list with one for each layer; a weight at a hidden key is an error. None: keys
             whose weight is 0 are hidden.
-        tokens: see `from_queries_keys`, as for tokenizer, kind, names, model, save, overwrite.
+        tokens: see `from_queries_keys`, as for tokenizer, kind, names, model, save, overwrite;
+            None: those of the output.
         tokenizer: turns ids into names.
         partial: let rows sum to less than 1: the rest is on sinks, or on keys not in the arrays.
         kind: "encoder", "decoder" or "cross", or a list; None: from names, lengths and weights.
@@ -232,12 +219,17 @@ def from_weights(
     >>> trace.layers[0].kind, trace.layers[0].graph.keys[0, 1, :2].tolist()
     ('decoder', [1, 0])
     """
-    stack = layer_tensors("weights", weights)
+    joined = join_weights(weights, tokenizer)
+    stack = joined.layers
+    if tokens is None or isinstance(tokens, Mapping):
+        tokens = {**(joined.ids or {}), **(tokens or {})} or None
     masks: list[MaskLike] = _per_layer("mask", mask, stack)
     lengths = [(layer.shape[2], layer.shape[3]) for layer in stack]
+    kind = kind or joined.kinds
     if kind is None and isinstance(tokens, Mapping) and "source" in tokens:
         kind = [None if queries == keys else "cross" for queries, keys in lengths]
-    layers = _layers(names, kind, lengths, [is_causal(layer) for layer in stack])
+    causal = [is_causal(layer) for layer in stack]
+    layers = _layers(names or joined.names, kind, lengths, causal)
     pair = "cross" in [layer_kind for _, layer_kind in layers]
 
     def record(session: Session) -> None:
@@ -248,14 +240,11 @@ def from_weights(
             graph = graph_of_weights(label, stack[number], places, own_mask, partial=partial)
             session.take(weights_call(name, own_kind, graph, own_mask), graph)
 
-    sequences = GivenSequences(tokens, tokenizer, len(stack[0]), pair)
+    sequences = GivenSequences(tokens, tokenizer, len(stack[0]), pair, joined.spans, joined.rows)
     options = TraceOptions(
-        keep=as_keep("from_weights", keep),
-        save=save,
-        overwrite=overwrite,
-        verify=False,
+        keep=as_keep("from_weights", keep), save=save, overwrite=overwrite, verify=False,
         sampled=False,
-    )
+    )  # fmt: skip
     traces = given_traces("weights", model, sequences, options, record)
     return traces[0] if len(traces) == 1 else traces
 
@@ -313,86 +302,11 @@ def _layers(
             raise InputError(f"kind={layer_kind!r}; expected {', '.join(ENDS)} or None.")
         by_name = kind_of_name(name, ahead)
         if layer_kind is None and by_name != "cross" and queries == 1 < keys:
-            raise InputError(
-                f'layer {name} has 1 query and {keys} keys. Give kind="decoder" for a later step '
-                'of a generation, or kind="cross" for cross-attention.'
-            )
+            if len(set(lengths)) > 1:
+                raise InputError(
+                    f"layer {name} has 1 query and {keys} keys, others have other lengths. Give "
+                    'kind="decoder" for a step of a generation, kind="cross" for cross-attention.'
+                )
+            layer_kind = "decoder"  # a new token over its cache
         layers.append((name, layer_kind or ("cross" if queries != keys else by_name)))
     return layers
-
-
-class GivenSequences(NamesOfSequences):
-    """Sequences of layers from arrays: see `NamesOfSequences`.
-
-    Args:
-        tokens: see `from_queries_keys`. tokenizer: turns ids into names.
-        samples: inputs of the batch.
-        pair: whether there are a source and a target.
-    """
-
-    def __init__(
-        self, tokens: TokensGiven | None, tokenizer: object, samples: int, pair: bool
-    ) -> None:
-        named = tokens if isinstance(tokens, Mapping) else {"tokens": tokens}
-        self.samples, self.pair = samples, pair or "source" in named
-        if tokens is not None and set(named) - ({"source", "target"} if self.pair else {"tokens"}):
-            raise InputError(
-                f"tokens of {', '.join(map(repr, named))}; expected tokens of one sequence, or "
-                'tokens={"source": ..., "target": ...} of an encoder-decoder.'
-            )
-        self._texts = {
-            name: _texts(name, entries, tokenizer, samples)
-            for name, entries in named.items()
-            if entries is not None
-        }
-        #: Sequences whose tokens no layer has read.
-        self.unread = set(self._texts)
-        #: Length of each sequence, from its tokens or its first layer.
-        self._lengths = {name: len(texts[0]) for name, texts in self._texts.items()}
-
-    def ends(self, call: LayerCall) -> tuple[str, str]:
-        path, kind, (queries, keys) = call.path, call.kind, call.graph.shape[2:]
-        names = ENDS[kind] if self.pair else ("tokens", "tokens")
-        self.unread.difference_update(names)
-        of_keys = self._of_length(path, names[1], keys)
-        if kind == "decoder" and queries < keys:  # a later step of a generation
-            return f"{of_keys}-{queries}-from-{keys - queries}", of_keys
-        return self._of_length(path, names[0], queries), of_keys
-
-    def _of_length(self, path: str, name: str, length: int) -> str:
-        """Return the sequence of a length: without tokens, every length has its own sequence."""
-        known = self._lengths.setdefault(name, length)
-        if known != length and name in self._texts:
-            raise InputError(
-                f"layer {path} has {length} positions, the sequence {name!r} {known} tokens; "
-                "expected a token for each, special tokens too. If the dimensions are (positions, "
-                'heads, depth), give layout="NHD".'
-            )
-        return name if known == length else f"{name}-{length}"
-
-    def of(self, name: str, length: int, sample: int) -> InputSequence:
-        whole, _, start = name.partition(f"-{length}-from-")
-        first = int(start or 0)
-        if whole not in self._texts:
-            return InputSequence(slice(0, length), [f"position {first + i}" for i in range(length)])
-        texts = self._texts[whole][sample]
-        texts = texts[first:] if first else texts
-        return InputSequence(slice(0, length), texts, {**texts_known(texts)})
-
-
-def _texts(name: str, entries: object, tokenizer: object, samples: int) -> list[list[str]]:
-    """Return the names of the tokens of a sequence, for each input of a batch."""
-    entries = entries.tolist() if isinstance(entries, (Tensor, np.ndarray)) else entries
-    if isinstance(entries, Sequence) and not isinstance(entries, str):
-        if all(isinstance(entry, str) for entry in entries):
-            return [entries if isinstance(entries, Tokens) else list(entries)] * samples
-        if all(isinstance(entry, int | np.integer) for entry in entries):
-            return [token_names(entries, tokenizer)] * samples
-        if len(entries) == samples and not isinstance(entries[0], str | int | np.integer):
-            inputs = [_texts(name, entry, tokenizer, 1)[0] for entry in entries]
-            if len({len(texts) for texts in inputs}) == 1:
-                return inputs
-    raise InputError(
-        f"the tokens of {name!r}: expected a text or an id for each position; for a batch of "
-        f"{samples} inputs, a list of such lists, each as long as the arrays, padding included."
-    )

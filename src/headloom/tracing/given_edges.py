@@ -16,13 +16,12 @@ from headloom.errors import InputError
 from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import All, AttentionGraph
 from headloom.mechanism.masks import Mask, MaskLike, read_mask
-from headloom.tracing.given import (
+from headloom.tracing.given import given_traces, mask_is_causal
+from headloom.tracing.given_sequences import (
     ENDS,
     GivenSequences,
     TokensGiven,
     TokensOfSequence,
-    given_traces,
-    mask_is_causal,
 )
 from headloom.tracing.options import TraceOptions
 from headloom.tracing.recording.score_terms import ranges_of
