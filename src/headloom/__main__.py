@@ -37,15 +37,11 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _sleep_soon() -> None:
-    """Let waiting OpenMP threads sleep soon, unless the environment is set; before torch."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-
-
 def main() -> None:
     """Run the command line; Ctrl-C prints one line, also during imports."""
-    _sleep_soon()
+    # Waiting OpenMP threads sleep soon, unless the environment is set; before torch.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     code: object = "not known"
 
     def end() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command, assert_one_line
 
-from headloom.cli.output import _Lines
+from headloom.cli.output import progress_bar
 
 
 def test_one_run_and_two(headloom_main: Command, runs: Path, data: Path, tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ def test_progress_where_there_is_no_terminal(
     """The first line after a second, then one in ten."""
     clock = [100.0]
     monkeypatch.setattr("headloom.cli.output.time.monotonic", lambda: clock[0])
-    lines = _Lines("starting")
-    for second in range(25):
-        clock[0] = 100.0 + second
-        lines(second, 1_000, "measuring")
+    with progress_bar("starting", lines=True) as tell:
+        for second in range(25):
+            clock[0] = 100.0 + second
+            tell(second, 1_000, "measuring")
     assert capsys.readouterr().err.splitlines() == [
         "measuring: 1 of 1,000", "measuring: 11 of 1,000", "measuring: 21 of 1,000",
     ]  # fmt: skip

@@ -56,7 +56,9 @@ def bounds(graph: AttentionGraph, of: Literal["received"] | Pattern | AttentionG
     """
     check_numbers(graph, "bounds")
     if isinstance(of, AttentionGraph):
-        return _total_variation(graph, of)
+        least, most = variation_of_edges(graph, of)
+        most = most + left_out(graph) + left_out(of)
+        return Interval(least, most.clamp(max=2).mean(-1) / 2)
     if of == "received":
         return _received(graph)
     if isinstance(of, str):
@@ -85,9 +87,3 @@ def _mass(graph: AttentionGraph, pattern: Pattern) -> Interval:
     missing = pattern.sizes(first, first + keys) - inside.sum(-1)
     more = torch.minimum(left_out(graph), missing * largest_left_out(graph))
     return Interval(lower, lower + more)
-
-
-def _total_variation(first: AttentionGraph, second: AttentionGraph) -> Interval:
-    least, most = variation_of_edges(first, second)
-    most = most + left_out(first) + left_out(second)
-    return Interval(least, most.clamp(max=2).mean(-1) / 2)

@@ -34,6 +34,8 @@ Progress: TypeAlias = Callable[..., None]
 #: Control characters except tab and line feed, bidirectional marks, line separators, and lone
 #: surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Seconds before the first line of progress without a terminal, and between two.
+_FIRST, _BETWEEN = 1.0, 10.0
 
 
 def safe(text: str) -> str:
@@ -125,28 +127,20 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-class _Lines:
-    """Progress without a terminal: an occasional line on standard error."""
-
-    #: Seconds before the first line, and between two.
-    FIRST, BETWEEN = 1.0, 10.0
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self._next = time.monotonic() + self.FIRST
-
-    def __call__(self, done: int, total: int | None, description: str | None = None) -> None:
-        self.what = description or self.what
-        if total is not None and time.monotonic() >= self._next:
-            self._next = time.monotonic() + self.BETWEEN
-            say(f"{self.what}: {done:,} of {total:,}")
-
-
 @contextmanager
 def progress_bar(what: str, *, lines: bool = False) -> Iterator[Progress]:
     """Show a progress bar if standard error is a terminal; else, with `lines`, print lines."""
     if lines and not sys.stderr.isatty():
-        yield _Lines(what)
+        following = time.monotonic() + _FIRST
+
+        def tell(done: int, total: int | None, description: str | None = None) -> None:
+            nonlocal what, following
+            what = description or what
+            if total is not None and time.monotonic() >= following:
+                following = time.monotonic() + _BETWEEN
+                say(f"{what}: {done:,} of {total:,}")
+
+        yield tell
         return
 
     from rich import progress as rich

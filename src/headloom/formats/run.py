@@ -171,7 +171,13 @@ class RunFolder:
         try:
             with disk_errors(path, _CHOOSE):
                 path.mkdir(parents=True, exist_ok=True)
-                _acquire(lock, path)
+                try:
+                    lock.acquire()
+                except Timeout:
+                    raise InputError(
+                        f"{path}: is being trained already, in this or another process. Wait for "
+                        "that training, or choose another folder."
+                    ) from None
                 for folder in (path, path / "history"):
                     remove_leftovers(folder)
             yield
@@ -253,13 +259,3 @@ class RunFolder:
         if type(step) is not int:
             raise DataError(f"{self.checkpoint}: this checkpoint is damaged: it has no step.")
         return step
-
-
-def _acquire(lock: FileLock, path: Path) -> None:
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InputError(
-            f"{path}: is being trained already, in this or another process. Wait for that "
-            "training, or choose another folder."
-        ) from None

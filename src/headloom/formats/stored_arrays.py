@@ -112,22 +112,15 @@ def read_edges(path: Path) -> dict[str, NDArray[np.generic]]:
     remedy = "Expected the columns layer, head, query, key, weight, a row for each edge."
     damage = f"{path}: cannot be read as a table of edges"
     with reading(path, "table of edges", damage, remedy):
-        table = _of_csv(path) if path.suffix.lower() == ".csv" else _of_parquet(path)
+        if path.suffix.lower() == ".csv":
+            multiline = pyarrow.csv.ParseOptions(newlines_in_values=True)
+            types = pyarrow.csv.ConvertOptions(column_types=_EDGE_TYPES)
+            table = pyarrow.csv.read_csv(path, parse_options=multiline, convert_options=types)
+        else:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                table = file.read([x for x in file.schema_arrow.names if x in _EDGE_TYPES])
         names = [name for name in _EDGE_TYPES if name in table.column_names]
         table = table.select(names).cast(pa.schema({name: _EDGE_TYPES[name] for name in names}))
         if empty := [name for name in names if table[name].null_count]:
             raise ValueError(f"its column {empty[0]} has missing values")
         return {name: np.asarray(table[name].to_numpy()) for name in names}
-
-
-def _of_csv(path: Path) -> pa.Table:
-    return pyarrow.csv.read_csv(
-        path,
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=_EDGE_TYPES),
-    )
-
-
-def _of_parquet(path: Path) -> pa.Table:
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        return file.read([name for name in file.schema_arrow.names if name in _EDGE_TYPES])

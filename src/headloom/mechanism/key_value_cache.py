@@ -100,7 +100,9 @@ class KeyValueCache:
         memory, views = self._memory
         # The caller may have replaced the attributes `keys` and `values`.
         unchanged = self.keys is views[0] and self.values is views[1]
-        return memory if unchanged and _may_be_written(memory[0]) else None
+        # Not an inference tensor outside inference mode, which the compiler leaves while it traces.
+        inference = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+        return memory if unchanged and (inference or not memory[0].is_inference()) else None
 
     def reorder(self, order: Tensor) -> None:
         """Make sequence ``order[b]`` the new sequence b, as beam search does.
@@ -122,14 +124,6 @@ class KeyValueCache:
         for part in memory:
             part[moved, :end] = part[: len(self.keys), :end].index_select(0, order[moved])
         self.keys, self.values = self._use((memory[0][:count], memory[1][:count]), end)
-
-
-def _may_be_written(tensor: Tensor) -> bool:
-    """Whether a tensor may be written in place: not an inference tensor outside inference mode."""
-    # The compiler leaves inference mode while it traces a program.
-    if torch.compiler.is_compiling():
-        return True
-    return torch.is_inference_mode_enabled() or not tensor.is_inference()
 
 
 def _enlarged(tensor: Tensor, end: int) -> Tensor:

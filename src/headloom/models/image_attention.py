@@ -105,7 +105,9 @@ class ImageSelfAttention(AttentionLayer):
         if self.pooled:
             keys, values = max_pool2d(keys, 2), max_pool2d(values, 2)
             key_grid = Grid(rows // 2, columns // 2)
-        sequences = (_as_sequence(part) for part in (self.g(images), keys, values))
+        # (batch, 1, rows * columns, channels)
+        parts = self.g(images), keys, values
+        sequences = (part.flatten(2).transpose(1, 2)[:, None] for part in parts)
         output = self.attend(*sequences, scale=1.0, grids=(query_grid, key_grid))
         attended = output[:, 0].mT.reshape(images.shape[0], output.shape[-1], rows, columns)
         # 0 - x is +0 for both zeros, and y - (+0) is y for both: while gamma is 0 even -0 stays.
@@ -135,8 +137,3 @@ def _convolution(channels: int, to: int, normed: bool) -> nn.Conv2d:
     if normed:
         spectral_norm(convolution)
     return convolution
-
-
-def _as_sequence(images: Tensor) -> Tensor:
-    """Reshape (batch, channels, rows, columns) to (batch, 1, rows * columns, channels)."""
-    return images.flatten(2).transpose(1, 2)[:, None]

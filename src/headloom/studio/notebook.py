@@ -77,7 +77,9 @@ def bundle(item: Drawn) -> Bundle:
 
     The picture remains in a saved notebook without scripts.
     """
-    if _in_a_terminal():
+    interactive = sys.modules.get("IPython")
+    shell = None if interactive is None else interactive.get_ipython()
+    if type(shell).__module__.startswith("IPython.terminal"):  # which shows only text
         return {"text/plain": repr(item)}, {}
     studio, text = _studio(item)
     parts = ({}, {}) if studio is None else studio._repr_mimebundle_()
@@ -130,10 +132,3 @@ def _png(figure: Figure) -> bytes:
         if file.tell() <= _BYTES:
             break
     return file.getvalue()
-
-
-def _in_a_terminal() -> bool:
-    """Whether this is IPython in a terminal, which shows only text."""
-    interactive = sys.modules.get("IPython")
-    shell = interactive.get_ipython() if interactive is not None else None
-    return type(shell).__module__.startswith("IPython.terminal")

@@ -27,7 +27,6 @@ import numpy as np
 
 from headloom.analysis.overview import block_sizes
 from headloom.errors import InputError
-from headloom.formats.files import JsonObject
 from headloom.studio.arrays import BLOCK, SHORT, Array, LayerArrays
 from headloom.studio.collection import Collection, Example
 from headloom.studio.sums import layer_mean, most_kept
@@ -46,7 +45,11 @@ def pack(collection: Collection) -> dict[str, list[object]]:
 
     Raises: InputError: too many edges for one page.
     """
-    count = sum(_edge_count(example) for example in collection.examples)
+    count = sum(
+        layer.shape[0] * layer.shape[1] * example.layers[number].kept
+        for example in collection.examples
+        for number, layer in enumerate(example.trace.layers)
+    )
     if count > _MOST_EDGES:
         raise InputError(
             f"page: {count:,} edges are too many for one page; the limit is {_MOST_EDGES:,}. Keep "
@@ -55,19 +58,15 @@ def pack(collection: Collection) -> dict[str, list[object]]:
     return dict(_pieces(collection, _FEWER_BITS if count >= _MANY_EDGES else 0))
 
 
-def _edge_count(example: Example) -> int:
-    return sum(
-        layer.shape[0] * layer.shape[1] * example.layers[number].kept
-        for number, layer in enumerate(example.trace.layers)
-    )
-
-
 def _pieces(collection: Collection, left_out: int) -> Iterator[tuple[str, list[object]]]:
     """Yield each path with its piece. left_out: low bits of a float32 to drop."""
     yield "open", ["", {**collection.opening(), "digits": 4 if left_out else 7}]
     for place, example in enumerate(collection.examples):
         root = f"examples/{place}"
-        yield root, ["", _description(example)]
+        description = example.description()
+        for described in description["layers"]:  # no picture comes later in a page
+            described["picture"] = "kept" if described["picture"] == "kept" else "means"
+        yield root, ["", description]
         yield f"{root}/heads", ["", example.heads(wait=True)]
         for number, layer in enumerate(example.trace.layers):
             of_layer = f"{root}/layers/{number}"
@@ -95,14 +94,6 @@ def _pieces(collection: Collection, left_out: int) -> Iterator[tuple[str, list[o
         for name in ("weights", "products"):
             for number, array in getattr(collection.history, name).items():
                 yield f"history/layers/{number}/{name}", _packed(array, width=1)
-
-
-def _description(example: Example) -> JsonObject:
-    """Describe an example for a page, where no picture comes later."""
-    description = example.description()
-    for layer in description["layers"]:
-        layer["picture"] = "kept" if layer["picture"] == "kept" else "means"
-    return description
 
 
 def _edges(arrays: LayerArrays, head: int, block: int, left_out: int) -> list[object]:

@@ -140,7 +140,7 @@ class _Training:
         mean = {name: p.detach().clone() for name, p in parameters} if settings.average else None
         self.learner = Learner(self.model, mean, make_optimisers(self.model, settings))
         self.probe = task.probe()
-        self.validation = ranks.validation_share(task.validation(settings.batch_tokens))
+        self.validation = task.validation(settings.batch_tokens)[ranks.number :: ranks.count]
         self.position = load_checkpoint(folder, self.learner, settings.seed, ranks)
         if self.position.best_loss is not None:
             with ranks.leader_first():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -86,10 +86,6 @@ class Ranks:
         sums = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(sums)
         return [float(value) for value in sums]
-
-    def validation_share(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Return the validation batches of this process."""
-        return batches[self.number :: self.count]
 
     def combined(self, part: Evaluation) -> Evaluation:
         """Combine the evaluations of all processes."""

@@ -74,14 +74,6 @@ def _first(layer: TraceLayer) -> Pattern:
     return Classes.of_keys_at(layer, [0])
 
 
-def _separators(layer: TraceLayer) -> Pattern:
-    return Classes.of_keys_at(layer, separators(layer.key_tokens))
-
-
-def _punctuation(layer: TraceLayer) -> Pattern:
-    return Classes.of_keys_at(layer, punctuation_marks(each_once(shown(layer.key_tokens))))
-
-
 def _vertical(layer: TraceLayer) -> Pattern:
     """Return the keys most often among the three strongest of an odd row, for even rows.
 
@@ -141,12 +133,14 @@ HEAD_MEASURES: tuple[Measure, ...] = (
     # mean of sum_(j in S) w_ij, S the special tokens that end or separate texts, except the first
     # token. Clark et al. 2019, section 3.2.
     Measure(
-        "separator", "weight on separators", _separators,
+        "separator", "weight on separators",
+        lambda layer: Classes.of_keys_at(layer, separators(layer.key_tokens)),
         Role("separator head", "at the separators", ("#3d3b4a", "#939393")),
     ),
     # mean of sum_(j in S) w_ij, S the tokens of Unicode's punctuation alone. As above.
     Measure(
-        "punctuation", "weight on punctuation", _punctuation,
+        "punctuation", "weight on punctuation",
+        lambda x: Classes.of_keys_at(x, punctuation_marks(each_once(shown(x.key_tokens)))),
         Role("punctuation head", "at punctuation", ("#949165", "#7d7d7d")),
     ),
     # mean of sum_(j: t_(j-1) = t_i, j != i + 1) w_ij, over the i that have such a j: the head can

@@ -44,7 +44,7 @@ class MonitorCallback(TrainerCallback):
         self._folder, self._options = Path(folder), options
         self.monitor: Monitor | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+    def on_train_begin(self, args: object, state: Any, control: object, **event: Any) -> None:
         """Begin, or resume from a checkpoint."""
         if self.monitor is not None:  # the last training ended by an error
             self.monitor.__exit__(InterruptedError, None, None)
@@ -54,12 +54,12 @@ class MonitorCallback(TrainerCallback):
             self.monitor = Monitor(event["model"], self._folder, **options)
             self.monitor.__enter__()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+    def on_step_end(self, args: object, state: Any, control: object, **event: Any) -> None:
         """Count a step of the optimizer."""
         if self.monitor is not None:
             self.monitor.reach(state.global_step)
 
-    def on_log(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+    def on_log(self, args: object, state: Any, control: object, **event: Any) -> None:
         """Report the numbers of the Trainer."""
         logs = event.get("logs") or {}
         numbers = {
@@ -70,7 +70,7 @@ class MonitorCallback(TrainerCallback):
         if self.monitor is not None and ("loss" in numbers or "validation_loss" in numbers):
             self.monitor.report(**numbers)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+    def on_train_end(self, args: object, state: Any, control: object, **event: Any) -> None:
         """End the monitor."""
         if self.monitor is not None:
             self.monitor.__exit__(None, None, None)

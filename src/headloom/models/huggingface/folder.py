@@ -132,9 +132,11 @@ def read_tensors(folder: Path) -> Tensors:
     if index.exists():
         table = read_json(index, "index of the weights")
         parts = table.get("weight_map") if isinstance(table, dict) else None
-        if not isinstance(parts, dict) or not all(_is_plain(name) for name in parts.values()):
+        if not isinstance(parts, dict) or not all(
+            isinstance(name, str) and Path(name).name == name for name in parts.values()
+        ):
             raise DataError(f"{index}: damaged; expected names of files. Get the model again.")
-        names = sorted({str(name) for name in parts.values()})
+        names = sorted(set(parts.values()))
     tensors: dict[str, Tensor] = {}
     for name in names:
         path = folder / name
@@ -151,11 +153,6 @@ def read_tensors(folder: Path) -> Tensors:
                 f"{path}: this file of weights is damaged ({error}). Get the model again."
             ) from error
     return Tensors(folder, tensors)
-
-
-def _is_plain(name: object) -> bool:
-    """Whether a name is a file directly in the folder."""
-    return isinstance(name, str) and Path(name).name == name
 
 
 def _renamed(name: str) -> str:
