@@ -217,12 +217,9 @@ class TracingWork:
 
 
 def _trace_all(
-    work: TracingWork,
-    texts: Mapping[str, str],
-    workers: str,
-    progress: _Progress,
+    work: TracingWork, texts: Mapping[str, str], workers: str, progress: _Progress,
     model: Model | None,
-) -> CorpusTraces:
+) -> CorpusTraces:  # fmt: skip
     folder = work.folder
     with locked_folder(folder, "traces there"):
         content = _corpus_list(folder, work, texts)

@@ -213,15 +213,11 @@ class Questions:
         verify_model(self.module if generates else self._body, inputs, options, generates=generates)
 
     def _traced(
-        self,
-        inputs: Any,
-        options: TraceOptions,
-        generate: int | Mapping[str, object] | None = None,
-        *,
-        description: JsonMapping | None = None,
-        progress: Progress | None = None,
+        self, inputs: Any, options: TraceOptions,
+        generate: int | Mapping[str, object] | None = None, *,
+        description: JsonMapping | None = None, progress: Progress | None = None,
         verification: JsonMapping | None = None,
-    ) -> TraceData | list[TraceData]:
+    ) -> TraceData | list[TraceData]:  # fmt: skip
         """Trace the model on inputs; None: a run on its graph.
 
         description: added to the model's; verification: an earlier result, None: verify now.

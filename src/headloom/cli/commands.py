@@ -166,12 +166,9 @@ def _options(
 def _app() -> typer.Typer:
     """Build the application: a command for each verb."""
     commands = typer.Typer(
-        name="headloom",
-        cls=_Verbs,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
+        name="headloom", cls=_Verbs, no_args_is_help=True, pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    )  # fmt: skip
     commands.callback()(_options)
     for panel, names in VERBS.items():
         for name in names:

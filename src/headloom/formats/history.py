@@ -121,17 +121,12 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
         tensors |= {f"{layer.name}/probe/{name}": getattr(layer.graph, name) for name in _GRAPH}
         layers.append(
             {
-                "name": layer.name,
-                "kind": layer.kind,
-                "matrices": list(layer.matrices),
-                "product": layer.product is not None,
-                "measures": layer.measures,
-                "length": layer.graph.length,
-                "query_tokens": layer.query_tokens,
-                "key_tokens": layer.key_tokens,
-                "scale": layer.scale,
+                "name": layer.name, "kind": layer.kind, "matrices": list(layer.matrices),
+                "product": layer.product is not None, "measures": layer.measures,
+                "length": layer.graph.length, "query_tokens": layer.query_tokens,
+                "key_tokens": layer.key_tokens, "scale": layer.scale,
             }
-        )
+        )  # fmt: skip
     notes = {"step": snapshot.step, "loss": snapshot.loss, "layers": layers}
     save_tensors(folder / f"step-{snapshot.step:08d}.safetensors", tensors, notes)
 

@@ -153,10 +153,6 @@ class Terms:
         window = entry.get("window")
         mask = part(MASKS) if window is None else Window(window[0], window[1], window[2] or 0)
         return cls(
-            mask,
-            part(POSITIONS),
-            tensors.get("bias"),
-            tensors.get("sinks"),
-            terms["missing"],
+            mask, part(POSITIONS), tensors.get("bias"), tensors.get("sinks"), terms["missing"],
             mask_known=entry["mask"] is not None,
-        )
+        )  # fmt: skip

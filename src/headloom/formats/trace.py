@@ -175,23 +175,15 @@ class TraceData:
                 sequences[name] = Tokens(sequences[name], known["texts"])
         layers = tuple(
             TraceLayer(
-                name=entry["name"],
-                kind=entry["kind"],
-                index=entry["index"],
-                shape=tuple(entry["shape"]),
-                queries_from=entry["queries"],
-                keys_from=entry["keys"],
-                query_tokens=sequences[entry["queries"]],
-                key_tokens=sequences[entry["keys"]],
-                scale=entry["scale"],
-                positions=entry["positions"],
-                mask=entry["mask"],
-                softcap=entry.get("softcap"),
-                deviation=entry.get("deviation"),
+                name=entry["name"], kind=entry["kind"], index=entry["index"],
+                shape=tuple(entry["shape"]), queries_from=entry["queries"], keys_from=entry["keys"],
+                query_tokens=sequences[entry["queries"]], key_tokens=sequences[entry["keys"]],
+                scale=entry["scale"], positions=entry["positions"], mask=entry["mask"],
+                softcap=entry.get("softcap"), deviation=entry.get("deviation"),
                 data=StoredLayer(folder, number, entry, digests),
             )
             for number, entry in enumerate(manifest["layers"])
-        )
+        )  # fmt: skip
         return cls(
             sequences, layers, manifest["model"], positions, manifest.get("verification"),
             tuple(manifest.get("not_traced", ())),

@@ -197,39 +197,26 @@ class TraceWriter:
         received = {"last": graph.received_last is not None}
         self._layers.append(
             {
-                "name": layer.name,
-                "kind": layer.kind,
-                "index": layer.index,
-                "queries": layer.queries_from,
-                "keys": layer.keys_from,
-                "shape": list(graph.shape),
-                "kept": min(graph.k, graph.length),
-                "edges": int((graph.keys >= 0).sum()),
-                "scale": layer.scale,
-                "positions": layer.positions,
-                "mask": layer.mask,
-                "window": None if terms is None else terms.window,
-                "softcap": layer.softcap,
-                "deviation": finite(layer.deviation),
-                "symmetric": graph.symmetric,
+                "name": layer.name, "kind": layer.kind, "index": layer.index,
+                "queries": layer.queries_from, "keys": layer.keys_from, "shape": list(graph.shape),
+                "kept": min(graph.k, graph.length), "edges": int((graph.keys >= 0).sum()),
+                "scale": layer.scale, "positions": layer.positions, "mask": layer.mask,
+                "window": None if terms is None else terms.window, "softcap": layer.softcap,
+                "deviation": finite(layer.deviation), "symmetric": graph.symmetric,
                 "queries_keys": queries_keys is not None,
                 "terms": None if terms is None else terms.to_manifest(),
                 "value_norms": None if norms is None else norms.shape[0],
                 **({} if graph.received is None else {"received": received}),
             }
-        )
+        )  # fmt: skip
         # In lists, from which the thread removes them, so that each is freed once it is written.
         tensors, number = list(queries_keys or ()), len(self._layers) - 1
         self._pending = self._thread.submit(self._write, number, [graph], tensors, terms, norms)
 
     def _write(
-        self,
-        number: int,
-        graphs: list[AttentionGraph],
-        queries_keys: list[Tensor],
-        terms: Terms | None,
-        value_norms: Tensor | None,
-    ) -> None:
+        self, number: int, graphs: list[AttentionGraph], queries_keys: list[Tensor],
+        terms: Terms | None, value_norms: Tensor | None,
+    ) -> None:  # fmt: skip
         others = {} if terms is None else terms.tensors()
         if self._tensors is None and (queries_keys or others):
             size = sum(tensor.nbytes for tensor in queries_keys)
@@ -312,15 +299,10 @@ class TraceWriter:
             path = self._folder / name
             entry |= {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "headloom": __version__,
-            "model": self._model,
-            "sequences": self._sequences,
-            "positions": self._positions,
-            "layers": self._layers,
+            "format": FORMAT, "version": VERSION, "headloom": __version__, "model": self._model,
+            "sequences": self._sequences, "positions": self._positions, "layers": self._layers,
             "files": files,
-        }
+        }  # fmt: skip
         if self.verification is not None:
             manifest["verification"] = dict(self.verification)
         if self.not_traced:

@@ -195,14 +195,11 @@ class AttentionGraph(DrawnHeads):
         query = place_of("graph", operation, "row", index[1], queries)
         kept = self.keys[head, query] >= 0
         return Row(
-            self.keys[head, query][kept],
-            self.scores[head, query][kept],
-            self.weights[head, query][kept],
-            float(self.lse.detach()[head, query]),
-            float(self.entropy.detach()[head, query]),
-            float(self.rest.detach()[head, query]),
+            self.keys[head, query][kept], self.scores[head, query][kept],
+            self.weights[head, query][kept], float(self.lse.detach()[head, query]),
+            float(self.entropy.detach()[head, query]), float(self.rest.detach()[head, query]),
             int(self.count[head, query]),
-        )
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[AttentionGraph]:
         """Iterate over the graphs of a batch."""

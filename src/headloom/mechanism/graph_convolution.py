@@ -247,14 +247,11 @@ class GATConv(GraphLayer):
         if features is not None and self.lin_edge is not None and self.att_edge is not None:
             edge_terms = features @ (self.lin_edge.weight.T @ _blocks(self.att_edge))
         return NeighbourCall(
-            edges,
-            NeighbourScore.ADDITIVE,
-            values,
+            edges, NeighbourScore.ADDITIVE, values,
             target_terms=queries.flatten(1) @ _blocks(self.att_dst),
-            source_terms=values.flatten(1) @ _blocks(self.att_src),
-            edge_terms=edge_terms,
+            source_terms=values.flatten(1) @ _blocks(self.att_src), edge_terms=edge_terms,
             slope=self.negative_slope,
-        )
+        )  # fmt: skip
 
 
 class GATv2Conv(GraphLayer):
@@ -305,15 +302,9 @@ class GATv2Conv(GraphLayer):
         if features is not None and self.lin_edge is not None:
             rows = self._by_head(self.lin_edge, features)
         return NeighbourCall(
-            edges,
-            NeighbourScore.VECTOR,
-            values,
-            queries=queries,
-            keys=values,
-            vector=self.att[0],
-            edge_rows=rows,
-            slope=self.negative_slope,
-        )
+            edges, NeighbourScore.VECTOR, values, queries=queries, keys=values, vector=self.att[0],
+            edge_rows=rows, slope=self.negative_slope,
+        )  # fmt: skip
 
 
 def _blocks(vector: Tensor) -> Tensor:

@@ -90,16 +90,11 @@ def neighbour_graph(
     rest = (1 - kept_weights.sum(-1)).clamp(min=0).masked_fill(count.T == 0, 0)
     all_kept = kept.sum(-1) == count.T
     return AttentionGraph(
-        keys=select(columns, -1),
-        scores=select(scores, -torch.inf),
-        weights=kept_weights.to(dtype),
-        lse=lse.T,
-        entropy=entropy.T,
-        rest=rest.masked_fill(all_kept, 0),
-        count=count.T.int(),
+        keys=select(columns, -1), scores=select(scores, -torch.inf), weights=kept_weights.to(dtype),
+        lse=lse.T, entropy=entropy.T, rest=rest.masked_fill(all_kept, 0), count=count.T.int(),
         length=edges.sources,
         **of_edges(weights, rows, edges.columns, (targets, edges.sources), received)._asdict(),
-    )
+    )  # fmt: skip
 
 
 def _places(call: NeighbourCall, scores: Tensor, visible: Tensor, k: int) -> Tensor:

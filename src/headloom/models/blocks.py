@@ -121,15 +121,12 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
         # Distances between two texts have no meaning.
         relative="none" if kind == "cross" else architecture.relative,
         positions=PositionSizes(
-            architecture.clip,
-            architecture.buckets,
-            architecture.max_distance,
-            architecture.rotary_base,
-            None if kind == "cross" else architecture.rotary_scaling,
+            architecture.clip, architecture.buckets, architecture.max_distance,
+            architecture.rotary_base, None if kind == "cross" else architecture.rotary_scaling,
         ),
         kind=kind,
         weights=architecture.weights,
-    )
+    )  # fmt: skip
     layer.linear_maps = linear_maps
     return layer
 

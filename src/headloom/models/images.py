@@ -259,12 +259,9 @@ class ConvolutionalClassifier(ImageClassifier):
         self.attention = None
         if attention:
             self.attention = ImageSelfAttention(
-                channels[attention - 1],
-                inner_channels=inner_channels,
-                value_channels=value_channels,
-                pooled=pooled,
-                spectral_norm=spectral_norm,
-            )
+                channels[attention - 1], inner_channels=inner_channels,
+                value_channels=value_channels, pooled=pooled, spectral_norm=spectral_norm,
+            )  # fmt: skip
 
     def features(self, images: Tensor) -> Tensor:
         """Return the last features, (batch, channels, rows, columns), of images."""

@@ -135,14 +135,11 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
     return LayerArrays(
         keys=np.ascontiguousarray(graph.keys[..., :most].numpy(), dtype=np.int32),
         weights=np.ascontiguousarray(graph.weights[..., :most].float().numpy()),
-        lse=graph.lse.float().numpy(),
-        entropy=graph.entropy.float().numpy(),
-        rest=left_out(graph, masses).float().numpy(),
-        count=graph.count.numpy().astype(np.uint32),
-        left_out=mean_left_out(graph, sinks).numpy(),
-        length=graph.length,
+        lse=graph.lse.float().numpy(), entropy=graph.entropy.float().numpy(),
+        rest=left_out(graph, masses).float().numpy(), count=graph.count.numpy().astype(np.uint32),
+        left_out=mean_left_out(graph, sinks).numpy(), length=graph.length,
         received=None if graph.received is None else graph.received.float().numpy(),
-    )
+    )  # fmt: skip
 
 
 class Layers:

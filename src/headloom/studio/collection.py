@@ -135,22 +135,15 @@ class Example:
             "verification": None if trace.verification is None else dict(trace.verification),
             "layers": [
                 {
-                    "name": layer.name,
-                    "kind": layer.kind,
-                    "index": layer.index,
-                    "shape": list(layer.shape),
-                    "queries": layer.queries_from,
-                    "keys": layer.keys_from,
-                    "mask": layer.mask,
-                    "symmetric": layer.data.symmetric,
-                    "deviation": layer.deviation,
-                    "exact": layer.data.has_matrix,
-                    "picture": self.overviews.state(number),
-                    "values": layer.data.has_value_norms,
+                    "name": layer.name, "kind": layer.kind, "index": layer.index,
+                    "shape": list(layer.shape), "queries": layer.queries_from,
+                    "keys": layer.keys_from, "mask": layer.mask, "symmetric": layer.data.symmetric,
+                    "deviation": layer.deviation, "exact": layer.data.has_matrix,
+                    "picture": self.overviews.state(number), "values": layer.data.has_value_norms,
                 }
                 for number, layer in enumerate(trace.layers)
             ],
-        }
+        }  # fmt: skip
 
     @property
     def local(self) -> bool:
@@ -298,13 +291,10 @@ def _flow_kinds(trace: TraceData) -> list[JsonObject]:
             continue  # These layers may split their input differently: no path leads through them.
         kinds.append(
             {
-                "kind": kind,
-                "layers": [number[id(layer)] for layer in layers],
-                "queries": queries,
-                "keys": keys,
-                "note": passed_over(trace, kind),
+                "kind": kind, "layers": [number[id(layer)] for layer in layers], "queries": queries,
+                "keys": keys, "note": passed_over(trace, kind),
             }
-        )
+        )  # fmt: skip
     return kinds
 
 

@@ -53,17 +53,14 @@ def looks(
     best = sorted(result.patches, key=lambda patch: -patch[4])[:_NAMED]
     cleaned: JsonObject = finite(
         {
-            "problem": None,
-            "rows": rows,
-            "columns": columns,
+            "problem": None, "rows": rows, "columns": columns,
             "weights": [few_digits(weight, 7) for weight in weights.flatten().tolist()],
-            "mass": result.mass,
-            "outside": result.outside,
+            "mass": result.mass, "outside": result.outside,
             "pixels": list(result.weights.shape) if of_pixels else None,
             "of_original": result.of_original,
             "best": [[at, row, column, weight] for at, _, row, column, weight in best],
         }
-    )
+    )  # fmt: skip
     return cleaned
 
 

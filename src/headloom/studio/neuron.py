@@ -102,19 +102,15 @@ class Neurons:
                 **{name: column[places].tolist() for name, column in columns.items()},
             },
             "softmax": {
-                "largest": row.largest,
-                "total": row.total,
-                "sink": row.sink,
+                "largest": row.largest, "total": row.total, "sink": row.sink,
                 "sink_exponential": None if row.sink is None else math.exp(row.sink - row.largest),
-                "lse": row.lse,
-                "count": int(row.allowed.sum()),
-                "others": max(others, 0.0),
+                "lse": row.lse, "count": int(row.allowed.sum()), "others": max(others, 0.0),
             },
             "exponential": float(row.exponentials[key]),
             "weight": float(row.weights[key]),
             "score": float(row.scores[key]),
             "trace": shown,
-        }
+        }  # fmt: skip
         cleaned: JsonObject = finite(numbers)
         return cleaned
 
@@ -172,12 +168,9 @@ def _depth(layer: TraceLayer) -> int | None:
 
 
 def _steps(
-    layer: TraceLayer,
-    row: WorkedRow | None,
-    numbers: LayerNumbers | None,
-    without: str | None,
+    layer: TraceLayer, row: WorkedRow | None, numbers: LayerNumbers | None, without: str | None,
     closed: str | None,
-) -> list[list[str | int | None]]:
+) -> list[list[str | int | None]]:  # fmt: skip
     """Return the wording of each step, and what it lacks."""
     enters = closed and f"A trace does not keep the input of a layer. {closed}"
     values = closed and f"A trace keeps only the norms of the values. {closed}"

@@ -115,17 +115,11 @@ def training_history(
             products[number] = product
         layers.append(
             {
-                "name": layer.name,
-                "kind": layer.kind,
-                "index": layer.index,
-                "queries": layer.queries_from,
-                "keys": layer.keys_from,
-                "shape": list(layer.shape),
-                "weights": True,
-                **_measures(layer, entries),
-                **described,
+                "name": layer.name, "kind": layer.kind, "index": layer.index,
+                "queries": layer.queries_from, "keys": layer.keys_from, "shape": list(layer.shape),
+                "weights": True, **_measures(layer, entries), **described,
             }
-        )
+        )  # fmt: skip
     description: JsonObject = {
         "steps": [snapshot.step for snapshot in snapshots],
         "losses": [_number(snapshot.loss) for snapshot in snapshots],

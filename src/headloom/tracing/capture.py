@@ -71,13 +71,9 @@ def trace_with(
 
 
 def _one_pass(
-    reader: Reader,
-    arguments: Arguments,
-    options: TraceOptions,
-    about: JsonMapping,
-    verification: JsonMapping | None,
-    progress: Progress,
-) -> list[TraceData]:
+    reader: Reader, arguments: Arguments, options: TraceOptions, about: JsonMapping,
+    verification: JsonMapping | None, progress: Progress,
+) -> list[TraceData]:  # fmt: skip
     """Trace one pass over the inputs, layer by layer if positions have names before the run."""
     model, untraced = reader.model, None
     with Session(options) as session, explained(reader.name):
@@ -161,14 +157,9 @@ def _verified(reader: Reader, arguments: Arguments, options: TraceOptions) -> Js
 
 
 def _generation(
-    reader: TransformersReader,
-    arguments: Arguments,
-    generate: int | Inputs,
-    options: TraceOptions,
-    about: JsonMapping,
-    verification: JsonMapping | None,
-    progress: Progress,
-) -> list[TraceData]:
+    reader: TransformersReader, arguments: Arguments, generate: int | Inputs, options: TraceOptions,
+    about: JsonMapping, verification: JsonMapping | None, progress: Progress,
+) -> list[TraceData]:  # fmt: skip
     """Trace a generation by a model of Transformers."""
     model: Any = reader.model
     generation = reader.generation(arguments, generate)
@@ -186,13 +177,9 @@ def _generation(
 
 
 def _written(
-    reader: Reader,
-    arguments: Arguments,
-    generate: int | Inputs,
-    options: TraceOptions,
-    about: JsonMapping,
-    verification: JsonMapping | None,
-) -> list[TraceData]:
+    reader: Reader, arguments: Arguments, generate: int | Inputs, options: TraceOptions,
+    about: JsonMapping, verification: JsonMapping | None,
+) -> list[TraceData]:  # fmt: skip
     """Trace a generation by a language model of headloom."""
     assert isinstance(reader, HeadloomReader)  # others do not generate
     model, tokens = reader.model, whole_number("trace", "generate", generate, 1)  # type: ignore[arg-type]

@@ -196,15 +196,9 @@ class _Training:
                     raise KeyboardInterrupt
         self._finish()
         return TrainingResult(
-            self.folder,
-            position.step,
-            position.seconds,
-            position.tokens,
-            self._kept_loss(),
-            position.best_step,
-            reason,
-            already,
-        )
+            self.folder, position.step, position.seconds, position.tokens, self._kept_loss(),
+            position.best_step, reason, already,
+        )  # fmt: skip
 
     def _kept_loss(self) -> float:
         """Return the validation loss of the kept weights, the lowest unless accuracy counts too."""
@@ -281,15 +275,12 @@ class _Training:
         if position.step % REPORT_EVERY == 0:
             self._report(
                 {
-                    "step": position.step,
-                    "epoch": position.epoch,
-                    "loss": sum(position.losses) / len(position.losses),
-                    "learning_rate": rate,
-                    "gradient_norm": norm,
-                    "tokens": position.tokens,
+                    "step": position.step, "epoch": position.epoch,
+                    "loss": sum(position.losses) / len(position.losses), "learning_rate": rate,
+                    "gradient_norm": norm, "tokens": position.tokens,
                     "seconds": round(position.seconds, 3),
                 }
-            )
+            )  # fmt: skip
             position.losses.clear()
         self.callback.stepped(position, loss, rate)
 
@@ -347,13 +338,10 @@ class _Training:
             position.without_better = 0 if progress else position.without_better + 1
         self.model.train()
         report = {
-            "step": position.step,
-            "epoch": position.epoch,
-            "validation_loss": loss,
-            "validation_accuracy": evaluation.accuracy,
-            "perplexity": math.exp(min(loss, 700)),
+            "step": position.step, "epoch": position.epoch, "validation_loss": loss,
+            "validation_accuracy": evaluation.accuracy, "perplexity": math.exp(min(loss, 700)),
             "seconds": round(position.seconds, 3),
-        }
+        }  # fmt: skip
         self._report(report)
         self.callback.validated(position, report, better)
 

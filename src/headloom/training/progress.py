@@ -139,15 +139,11 @@ class ConsoleProgress(Callback):
         # A notebook draws the bar where it has ipywidgets.
         if self.console.is_interactive or (self.console.is_jupyter and find_spec("ipywidgets")):
             self._progress = Progress(
-                TextColumn("training"),
-                BarColumn(),
-                TextColumn("{task.fields[step]:,} steps"),
+                TextColumn("training"), BarColumn(), TextColumn("{task.fields[step]:,} steps"),
                 TextColumn("loss {task.fields[loss]:.3f}"),
-                TextColumn("{task.fields[speed]:,.0f} tokens/s"),
-                TimeRemainingColumn(),
-                console=self.console,
-                transient=True,
-            )
+                TextColumn("{task.fields[speed]:,.0f} tokens/s"), TimeRemainingColumn(),
+                console=self.console, transient=True,
+            )  # fmt: skip
             self._bar = self._progress.add_task(
                 "training", total=1.0, step=position.step, loss=math.nan, speed=0.0
             )

@@ -75,12 +75,9 @@ def translate(
 
 
 def _hypotheses(
-    model: Transformer,
-    vocabulary: Vocabulary,
-    sources: Sequence[Sequence[int]],
-    search: Search,
+    model: Transformer, vocabulary: Vocabulary, sources: Sequence[Sequence[int]], search: Search,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[list[Hypothesis]]:
+) -> list[list[Hypothesis]]:  # fmt: skip
     """Search hypotheses for each source (ids without the end token); none for an empty one."""
     ranked: list[list[Hypothesis]] = [[] for _ in sources]
     full = [index for index, source in enumerate(sources) if source]
@@ -158,12 +155,9 @@ def _translator(model: Predictor) -> Transformer:
 
 @torch.no_grad()
 def _decode(
-    model: Transformer,
-    vocabulary: Vocabulary,
-    source: Tensor,
-    search: Search,
+    model: Transformer, vocabulary: Vocabulary, source: Tensor, search: Search,
     progress: Callable[[float], None],
-) -> list[list[Hypothesis]]:
+) -> list[list[Hypothesis]]:  # fmt: skip
     # The limit depends on each text's own source, so that an endless translation is cut at the same
     # place in any batch.
     limits = (2 * (source != vocabulary.pad).sum(1) + 32).tolist()

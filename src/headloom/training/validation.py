@@ -35,12 +35,9 @@ def smoothed_cross_entropy(
     1.3863
     """
     return cross_entropy(
-        logits.flatten(0, -2),
-        targets.flatten(),
-        ignore_index=ignore,
-        label_smoothing=smoothing,
+        logits.flatten(0, -2), targets.flatten(), ignore_index=ignore, label_smoothing=smoothing,
         reduction="sum",
-    )
+    )  # fmt: skip
 
 
 def predictor_loss(

@@ -179,16 +179,12 @@ def align_words(
     measured = slice(1 if apart else 0, None, 2 if apart else 1)
     right = [] if gold is None else list(gold[measured])
     return Alignment(
-        links=links,
-        heads=[every[place] for place in places],
-        table=table,
+        links=links, heads=[every[place] for place in places], table=table,
         measure="agreement" if of_gold is None else "1 - AER",
         chosen_on=0 if named else len(chosen_on),
         error_rate=alignment_error_rate(links[measured], right) if right else None,
-        measured_on=len(right),
-        words=words,
-        note=note,
-    )
+        measured_on=len(right), words=words, note=note,
+    )  # fmt: skip
 
 
 def _check_heads(

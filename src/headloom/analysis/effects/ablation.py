@@ -165,16 +165,10 @@ def patch(
 
 
 def _measured(
-    model: nn.Module,
-    measure: Measure,
-    kind: Kind,
-    baseline: float,
-    layers: Mapping[str, Tensor],
-    others: Mapping[str, Tensor],
-    heads: Sequence[Group] | None,
-    positions: Sequence[int] | None,
+    model: nn.Module, measure: Measure, kind: Kind, baseline: float, layers: Mapping[str, Tensor],
+    others: Mapping[str, Tensor], heads: Sequence[Group] | None, positions: Sequence[int] | None,
     progress: Callable[[int, int], None],
-) -> Ablation:
+) -> Ablation:  # fmt: skip
     """Run each group of heads. others: by path, (..., heads, 1 or queries, value_depth)."""
     ran = [RanLayer(path, output.shape[-3]) for path, output in layers.items()]
     effects: list[HeadEffect] = []

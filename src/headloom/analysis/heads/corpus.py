@@ -159,16 +159,11 @@ class CorpusLayer:
             low, high = min(0.0, float(known.min())), max(1.0, float(known.max()))
             counts, _ = np.histogram(known, BINS, (low, high))
             spreads[name] = Spread(
-                len(known),
-                float(known.mean()),
-                tuple(np.quantile(known, QUANTILES).tolist()),
-                0 if name in _ALWAYS_EXACT else sum(self._kept[n] for n in texts),
-                low,
-                high,
-                tuple(counts.tolist()),
-                self.texts[int(texts[known.argmin()])],
+                len(known), float(known.mean()), tuple(np.quantile(known, QUANTILES).tolist()),
+                0 if name in _ALWAYS_EXACT else sum(self._kept[n] for n in texts), low, high,
+                tuple(counts.tolist()), self.texts[int(texts[known.argmin()])],
                 self.texts[int(texts[known.argmax()])],
-            )
+            )  # fmt: skip
         return spreads
 
     def words(self, head: int, *, sinks: bool, most: int = 25) -> list[Word]:

@@ -59,18 +59,13 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
         heads, queries, keys = layer.graph.shape
         layers.append(
             TraceLayer(
-                name=layer.name,
-                kind=layer.kind,
-                index=counts[layer.kind],
-                shape=(heads, queries, keys),
-                queries_from=queries_from,
-                keys_from=keys_from,
-                query_tokens=layer.query_tokens,
-                key_tokens=layer.key_tokens,
+                name=layer.name, kind=layer.kind, index=counts[layer.kind],
+                shape=(heads, queries, keys), queries_from=queries_from, keys_from=keys_from,
+                query_tokens=layer.query_tokens, key_tokens=layer.key_tokens,
                 scale=layer.matrices["W_Q"].shape[-1] ** -0.5 if scale is None else scale,
                 data=LayerInMemory(layer.graph, None),
             )
-        )
+        )  # fmt: skip
         counts[layer.kind] += 1
     return TraceData(sequences, tuple(layers))
 

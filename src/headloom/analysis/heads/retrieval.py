@@ -163,12 +163,9 @@ def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
         ps = torch.cat((ps, mass.p))
         rows += [
             {
-                "layer": number,
-                "head": head,
-                "retrieval": float(copied[head]),
-                "needle": float(mass.score[head]),
-                "needle_chance": float(mass.chance[head]),
+                "layer": number, "head": head, "retrieval": float(copied[head]),
+                "needle": float(mass.score[head]), "needle_chance": float(mass.chance[head]),
             }
             for head in range(layer.heads)
-        ]
+        ]  # fmt: skip
     return [row | {"needle_p": p} for row, p in zip(rows, holm(ps).tolist(), strict=True)]

@@ -177,18 +177,14 @@ def _roles(number: int, layer: _Layer, p: Tensor) -> Iterator[HeadRole]:
         if has_role:
             role = ROLES[place]
         yield HeadRole(
-            layer=number,
-            name=layer.of.name,
-            kind=layer.of.kind,
-            head=head,
+            layer=number, name=layer.of.name, kind=layer.of.kind, head=head,
             role=NO_NUMBER if broken[head] else role,
             **{name: float(x[head, place]) if has_role else None for name, x in columns.items()},
-            source=layer.source,
-            rest=float(rest[head]),
+            source=layer.source, rest=float(rest[head]),
             scores=dict(zip(MEASURES, scores[head].tolist(), strict=True)),
             chances=dict(zip(ROLES, columns["chance"][head].tolist(), strict=True)),
             chance_sds=dict(zip(ROLES, columns["chance_sd"][head].tolist(), strict=True)),
-        )
+        )  # fmt: skip
 
 
 def special_keys(trace: TraceData, sequence: str) -> list[int]:

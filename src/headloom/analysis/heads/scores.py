@@ -119,14 +119,10 @@ def on_patterns(
         of_sets = set_log_means(sizes, keys, row_mass, up, down)
         spread = (variance * counts).sum(-1)
         scores[name] = HeadScores(
-            rows=counts.sum(-1),
-            total=(masses[name] * counts).sum(-1),
-            chance_total=(expected * counts).sum(-1),
-            chance_variance=spread,
-            tail_variance=spread,
-            cap=cap.amax(-1) if cap.shape[-1] else cap.sum(-1),
-            log_mean=(of_sets * counts).sum(-1),
-        )
+            rows=counts.sum(-1), total=(masses[name] * counts).sum(-1),
+            chance_total=(expected * counts).sum(-1), chance_variance=spread, tail_variance=spread,
+            cap=cap.amax(-1) if cap.shape[-1] else cap.sum(-1), log_mean=(of_sets * counts).sum(-1),
+        )  # fmt: skip
     return scores
 
 

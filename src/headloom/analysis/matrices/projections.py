@@ -113,13 +113,10 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
         heads = queries.shape[1] // depth
         causal = getattr(module, "is_causal", None) is True
         yield LayerMatrices(
-            path,
-            layer_kind(path, module, causal),
-            _split(queries, heads),
-            _split(keys, keys.shape[1] // depth),
-            _split(values, keys.shape[1] // depth),
+            path, layer_kind(path, module, causal), _split(queries, heads),
+            _split(keys, keys.shape[1] // depth), _split(values, keys.shape[1] // depth),
             output_projection(path, modules, heads)[1],
-        )
+        )  # fmt: skip
 
 
 def _matrix(module: Any) -> Tensor | None:

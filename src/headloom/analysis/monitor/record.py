@@ -143,12 +143,9 @@ def _described(layer: MeasuredLayer) -> JsonObject:
     matrices = layer.matrices
     missing = ["W_Q", "W_K", "W_V", "W_O"] if matrices is None else ["W_O"] * (matrices.W_O is None)
     return {
-        "name": layer.name,
-        "kind": layer.layer.kind,
-        "heads": layer.layer.heads,
-        "unknown_matrices": missing,
-        "deviation": finite(layer.layer.deviation),
-    }
+        "name": layer.name, "kind": layer.layer.kind, "heads": layer.layer.heads,
+        "unknown_matrices": missing, "deviation": finite(layer.layer.deviation),
+    }  # fmt: skip
 
 
 def _short(measures: Mapping[str, Numbers]) -> JsonObject:
@@ -186,13 +183,7 @@ def _snapshot(measured: MeasuredLayer, keeps: bool) -> LayerSnapshot:
         {name: measured.measures[name] for name in measured.measures if name not in measures}
     )
     return LayerSnapshot(
-        name=measured.name,
-        kind=layer.kind,
-        matrices=matrices if keeps else {},
-        measures=measures | extra,
-        graph=layer.graph,
-        query_tokens=layer.query_tokens,
-        key_tokens=layer.key_tokens,
-        scale=layer.scale,
-        product=product,
-    )
+        name=measured.name, kind=layer.kind, matrices=matrices if keeps else {},
+        measures=measures | extra, graph=layer.graph, query_tokens=layer.query_tokens,
+        key_tokens=layer.key_tokens, scale=layer.scale, product=product,
+    )  # fmt: skip

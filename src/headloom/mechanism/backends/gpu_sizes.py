@@ -91,16 +91,9 @@ def sizes_of(native: NativeCall, kept: int, device: Device) -> Sizes:
 
 @lru_cache(maxsize=256)
 def _sizes(
-    depths: tuple[int, int],
-    length: int,
-    widest: int,
-    uneven: bool,
-    single: bool,
-    by_cells: bool,
-    kept: int,
-    device: Device,
-    interpreting: bool,
-) -> Sizes:
+    depths: tuple[int, int], length: int, widest: int, uneven: bool, single: bool, by_cells: bool,
+    kept: int, device: Device, interpreting: bool,
+) -> Sizes:  # fmt: skip
     """Compute `sizes_of`, cached.
 
     widest: largest number of keys of a row; uneven: whether some rows may have far fewer; single:

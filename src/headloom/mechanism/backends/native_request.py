@@ -124,13 +124,9 @@ def prepare(call: AttentionCall) -> NativeCall:
     if call.mask is not None:
         _add_mask(rules, call, call.mask)
     return NativeCall(
-        *plain,
-        scale=call.scale,
-        softcap=softcap,
-        last_queries=last,
-        instruction_set=compiled.INSTRUCTION_SET,
-        **rules,
-    )
+        *plain, scale=call.scale, softcap=softcap, last_queries=last,
+        instruction_set=compiled.INSTRUCTION_SET, **rules,
+    )  # fmt: skip
 
 
 def _add_positions(rules: _Rules, call: AttentionCall, relative: Relative) -> None:

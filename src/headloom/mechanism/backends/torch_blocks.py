@@ -46,13 +46,10 @@ def in_float(call: AttentionCall) -> AttentionCall:
         return call
     queries = call.queries.float()
     return replace(
-        call,
-        queries=queries,
-        keys=queries if call.keys is call.queries else call.keys.float(),
-        values=call.values.float(),
-        score=with_float_tensors(call.score),
+        call, queries=queries, keys=queries if call.keys is call.queries else call.keys.float(),
+        values=call.values.float(), score=with_float_tensors(call.score),
         relative=with_float_tensors(call.relative),
-    )
+    )  # fmt: skip
 
 
 class _AllRows:

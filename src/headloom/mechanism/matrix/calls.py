@@ -88,12 +88,9 @@ class MatrixCall(AttentionCall):
         elif relative is not None and relative.tables() is None:
             return None
         return replace(
-            self,
-            scale=2 * self.scale,
-            softcap=None if self.softcap is None else 2 * self.softcap,
-            bias=None if self.bias is None else 2 * self.bias,
-            relative=relative,
-        )
+            self, scale=2 * self.scale, softcap=None if self.softcap is None else 2 * self.softcap,
+            bias=None if self.bias is None else 2 * self.bias, relative=relative,
+        )  # fmt: skip
 
     def transposed(self, row_bias: Tensor) -> MatrixCall:
         """Exchange queries and keys, and add a number for each query, (1, heads, 1, queries)."""
@@ -120,13 +117,9 @@ class MatrixCall(AttentionCall):
         if self.bias is not None:
             bias = bias + self.bias + self.bias.transpose(2, 3)
         return replace(
-            self,
-            queries=torch.cat((self.queries, repeated), -1),
-            keys=torch.cat((repeated, self.queries), -1),
-            mask=mask,
-            bias=bias,
-            relative=relative,
-        )
+            self, queries=torch.cat((self.queries, repeated), -1),
+            keys=torch.cat((repeated, self.queries), -1), mask=mask, bias=bias, relative=relative,
+        )  # fmt: skip
 
     def of_input(self, b: int) -> MatrixCall:
         """Return the call of one input of a batch."""
@@ -138,12 +131,9 @@ class MatrixCall(AttentionCall):
                 cells = mask.dense(*self.shape[1:]) if ranges is None else torch.zeros(0)
                 mask = as_mask(cells[min(b, len(cells) - 1)]) if ranges is None else Ranges(*ranges)
         return replace(
-            self,
-            queries=self.queries[b : b + 1],
-            keys=self.keys[b : b + 1],
-            mask=mask,
+            self, queries=self.queries[b : b + 1], keys=self.keys[b : b + 1], mask=mask,
             bias=bias if bias is None or len(bias) == 1 else bias[b : b + 1],
-        )
+        )  # fmt: skip
 
     def head(self, h: int) -> MatrixCall:
         """Return the call of one head."""
@@ -210,17 +200,11 @@ def matrix_call(
     call = in_float(checked_call(name, queries, keys, keys[..., :0], **rules))
     products = type(call.score) in (Dot, ScaledDot)
     return MatrixCall(
-        call.queries.detach(),
-        call.keys.detach(),
-        call.values.detach(),
-        Dot() if products else with_tensors(call.score, Tensor.detach),
-        call.scale,
-        call.mask,
-        call.relative,
-        None if call.bias is None else call.bias.detach(),
-        call.softcap,
+        call.queries.detach(), call.keys.detach(), call.values.detach(),
+        Dot() if products else with_tensors(call.score, Tensor.detach), call.scale, call.mask,
+        call.relative, None if call.bias is None else call.bias.detach(), call.softcap,
         backend=backend,
-    )
+    )  # fmt: skip
 
 
 #: Cells of a block of rows: 64 MiB of float32.

@@ -253,12 +253,9 @@ def rounded_gradients(
 
 
 def _gradients_on_tiles(
-    rows: Tensor,
-    weights: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    by_outputs: Sequence[Tensor],
-    wants: Sequence[bool],
-) -> Gradients | None:
+    rows: Tensor, weights: Sequence[Tensor], outputs: Sequence[Tensor],
+    by_outputs: Sequence[Tensor], wants: Sequence[bool],
+) -> Gradients | None:  # fmt: skip
     """Return the gradients in float32 on a matrix unit; None if a result is not finite."""
     if outputs:
         pairs = zip(by_outputs, outputs, strict=True)
@@ -283,12 +280,9 @@ def _gradients_on_tiles(
 
 
 def _gradients_by_torch(
-    rows: Tensor,
-    weights: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    by_outputs: Sequence[Tensor],
-    wants: Sequence[bool],
-) -> Gradients:
+    rows: Tensor, weights: Sequence[Tensor], outputs: Sequence[Tensor],
+    by_outputs: Sequence[Tensor], wants: Sequence[bool],
+) -> Gradients:  # fmt: skip
     """Return the gradients by torch, in float32, for second derivatives too."""
     if outputs:  # NaN remains, as in torch
         pairs = zip(by_outputs, outputs, strict=True)

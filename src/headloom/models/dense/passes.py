@@ -198,14 +198,9 @@ _projected_loss: Callable[..., Tensor] = _ProjectedLoss.apply
 
 
 def _in_pieces(
-    kind: Products,
-    outputs: Tensor,
-    matrix: Tensor,
-    targets: Tensor,
-    smoothing: float,
-    by_outputs: Tensor | None,
-    by_matrix: Tensor | None,
-) -> Tensor | None:
+    kind: Products, outputs: Tensor, matrix: Tensor, targets: Tensor, smoothing: float,
+    by_outputs: Tensor | None, by_matrix: Tensor | None,
+) -> Tensor | None:  # fmt: skip
     """Return the sum of the losses; fill the gradient of x and add to that of W, where wanted.
 
     Returns: None if a factor of the kernels is not finite; the gradients are then undefined.
@@ -237,13 +232,9 @@ def _multiply(kind: Products, x: Tensor, matrix: Tensor, logits: Tensor) -> bool
 
 
 def _add_gradients(
-    kind: Products,
-    x: Tensor,
-    matrix: Tensor,
-    by_logits: Tensor,
-    by_x: Tensor | None,
+    kind: Products, x: Tensor, matrix: Tensor, by_logits: Tensor, by_x: Tensor | None,
     by_matrix: Tensor | None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Fill the gradient of x and add to that of W; return as `_multiply`."""
     if kind == "bfloat16":
         wants = by_x is not None, by_matrix is not None, False

@@ -138,15 +138,10 @@ def _joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> Att
         return torch.cat(parts, 2)
 
     return AttentionGraph(
-        keys=below("keys", -1),
-        scores=below("scores", -torch.inf),
-        weights=below("weights", 0),
-        lse=below("lse"),
-        entropy=below("entropy"),
-        rest=below("rest"),
-        count=below("count"),
+        keys=below("keys", -1), scores=below("scores", -torch.inf), weights=below("weights", 0),
+        lse=below("lse"), entropy=below("entropy"), rest=below("rest"), count=below("count"),
         length=length,
-    )
+    )  # fmt: skip
 
 
 def _joined_ranges(parts: list[tuple[RowRanges, int]], length: int) -> RowRanges:

@@ -100,13 +100,9 @@ class LayerMaker:
             self._writer.append(layer)
 
     def _layer(
-        self,
-        call: LayerCall,
-        sample: int,
-        ends: tuple[str, str],
-        rows: InputSequence,
+        self, call: LayerCall, sample: int, ends: tuple[str, str], rows: InputSequence,
         columns: InputSequence,
-    ) -> TraceLayer:
+    ) -> TraceLayer:  # fmt: skip
         """Return the layer of one input."""
         part = cut(call.graph[sample], rows.span, columns.span).cpu()
         tensors, terms = self._made_of(call, sample, rows.span, columns.span)
@@ -203,16 +199,13 @@ class LayerMaker:
         """Return the trace of each input from the held layers, with a description."""
         return [
             TraceData(
-                {name: sequence.names for name, sequence in named.items()},
-                tuple(layers),
-                model,
+                {name: sequence.names for name, sequence in named.items()}, tuple(layers), model,
                 {name: sequence.known for name, sequence in named.items() if sequence.known},
-                verification,
-                tuple(not_traced),
+                verification, tuple(not_traced),
                 next((part.images for part in named.values() if part.images), ()),
             )
             for layers, named in zip(self._layers, self._named, strict=True)
-        ]
+        ]  # fmt: skip
 
 
 def _of_sample(tensor: Tensor, sample: int, span: slice) -> Tensor:
@@ -238,16 +231,12 @@ def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
         return torch.where(inside_now, tensor.gather(-1, order), empty)
 
     return AttentionGraph(
-        keys=taken(columns - keys.start, -1),
-        scores=taken(graph.scores[:, queries], -torch.inf),
-        weights=taken(weights, 0),
-        lse=graph.lse[:, queries].clone(),
-        entropy=graph.entropy[:, queries].clone(),
-        rest=graph.rest[:, queries] + lost,
-        count=graph.count[:, queries].clone(),
-        length=keys.stop - keys.start,
+        keys=taken(columns - keys.start, -1), scores=taken(graph.scores[:, queries], -torch.inf),
+        weights=taken(weights, 0), lse=graph.lse[:, queries].clone(),
+        entropy=graph.entropy[:, queries].clone(), rest=graph.rest[:, queries] + lost,
+        count=graph.count[:, queries].clone(), length=keys.stop - keys.start,
         symmetric=graph.symmetric,
-    )
+    )  # fmt: skip
 
 
 def proven_mask(graph: AttentionGraph) -> str | None:
@@ -270,24 +259,16 @@ def _side_by_side(call: LayerCall) -> LayerCall:
     first = torch.arange(parts, device=graph.keys.device)[:, None, None, None] * keys
     moved = torch.where(graph.keys >= 0, graph.keys + first.to(graph.keys.dtype), graph.keys)
     whole = AttentionGraph(
-        keys=_joined(moved),
-        scores=_joined(graph.scores),
-        weights=_joined(graph.weights),
-        lse=_joined(graph.lse),
-        entropy=_joined(graph.entropy),
-        rest=_joined(graph.rest),
-        count=_joined(graph.count),
-        length=parts * keys,
-    )
+        keys=_joined(moved), scores=_joined(graph.scores), weights=_joined(graph.weights),
+        lse=_joined(graph.lse), entropy=_joined(graph.entropy), rest=_joined(graph.rest),
+        count=_joined(graph.count), length=parts * keys,
+    )  # fmt: skip
     joined = call.changed(
-        graph=whole,
-        queries=_joined(call.queries),
-        keys=_joined(call.keys),
+        graph=whole, queries=_joined(call.queries), keys=_joined(call.keys),
         value_norms=None if call.value_norms is None else _joined(call.value_norms),
-        ranges=_ranges_of_all(call.ranges, parts, queries, keys),
-        bias=None,
+        ranges=_ranges_of_all(call.ranges, parts, queries, keys), bias=None,
         deviations=[max((d for d in call.deviations if d is not None), default=None)],
-    )
+    )  # fmt: skip
     if call.bias is None or not call.has_products:
         return joined
     bias = call.bias.expand(parts, -1, queries, keys)
@@ -316,12 +297,9 @@ def _ranges_of_all(ranges: RowRanges, parts: int, queries: int, keys: int) -> Ro
 
 
 def _with_received(
-    graph: AttentionGraph,
-    last: int,
-    queries_keys: tuple[Tensor, Tensor] | None,
-    terms: Terms | None,
-    call: LayerCall,
-) -> AttentionGraph:
+    graph: AttentionGraph, last: int, queries_keys: tuple[Tensor, Tensor] | None,
+    terms: Terms | None, call: LayerCall,
+) -> AttentionGraph:  # fmt: skip
     """Return a layer's graph, without a batch, with the attention that keys receive, if known.
 
     A call has these sums for all its rows. A graph without its padding, or joined from several

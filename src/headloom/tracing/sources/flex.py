@@ -51,13 +51,9 @@ class FlexCall:
         return batch, heads, queries, self.key.shape[2]
 
     def _cells(
-        self,
-        rule: Callable[..., Tensor],
-        name: str,
-        scores: tuple[Tensor, ...],
-        rows: Tensor | None,
-        buffers: tuple[object, ...],
-    ) -> Tensor:
+        self, rule: Callable[..., Tensor], name: str, scores: tuple[Tensor, ...],
+        rows: Tensor | None, buffers: tuple[object, ...],
+    ) -> Tensor:  # fmt: skip
         """Evaluate a function in every cell of some rows, (batch, heads, queries, keys)."""
         device = self.query.device
         ranges = [torch.arange(size, device=device) for size in self._sizes]

@@ -279,13 +279,9 @@ class Functions(TorchFunctionMode):
                     self._follow(name, tensor, self._weights[tensor], others, result)
 
     def _follow(
-        self,
-        name: str,
-        weights: Tensor,
-        known: tuple[tuple[str, str], int],
-        others: list[Tensor],
+        self, name: str, weights: Tensor, known: tuple[tuple[str, str], int], others: list[Tensor],
         result: object,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Follow weights until they are multiplied with computed values (not parameters)."""
         module, keys = known
         if name in _PRODUCTS:

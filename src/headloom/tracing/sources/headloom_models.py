@@ -39,19 +39,13 @@ class _LayerObserver:
         graph = observation.caught
         assert isinstance(graph, AttentionGraph)  # an observer that keeps Top(k) receives graphs
         call = LayerCall(
-            path=self._paths[id(layer)],
-            kind=layer.kind,
-            queries=observation.queries.detach(),
-            keys=observation.keys.detach(),
-            values=observation.values.detach(),
-            scale=observation.scale,
-            mask=observation.mask,
-            relative=observation.relative,
-            positions=_POSITIONS.get(layer.relative, layer.relative),
-            grids=observation.grids,
+            path=self._paths[id(layer)], kind=layer.kind, queries=observation.queries.detach(),
+            keys=observation.keys.detach(), values=observation.values.detach(),
+            scale=observation.scale, mask=observation.mask, relative=observation.relative,
+            positions=_POSITIONS.get(layer.relative, layer.relative), grids=observation.grids,
             softcap=observation.softcap,
             sinks=None if observation.sinks is None else observation.sinks.detach(),
-        )
+        )  # fmt: skip
         self._receivers.take(call, graph.of_places(graph.length).detach())
 
 
@@ -96,21 +90,12 @@ def headloom_function(function: FunctionCall) -> object:
     if isinstance(relative, ALiBi | Shaw):
         positions = "alibi" if isinstance(relative, ALiBi) else "shaw"
     call = LayerCall(
-        **origin(function, arguments["queries"], arguments["keys"], is_causal),
-        queries=queries,
-        keys=keys,
-        values=values,
-        scale=float(scale),
-        mask=mask,
-        bias=bias,
-        relative=relative,
-        softcap=arguments["softcap"],
-        sinks=arguments["sinks"],
-        score=None if is_product else score,
-        missing=None if is_product else _no_product(score, relative),
-        positions=positions,
+        **origin(function, arguments["queries"], arguments["keys"], is_causal), queries=queries,
+        keys=keys, values=values, scale=float(scale), mask=mask, bias=bias, relative=relative,
+        softcap=arguments["softcap"], sinks=arguments["sinks"], score=None if is_product else score,
+        missing=None if is_product else _no_product(score, relative), positions=positions,
         is_causal=is_causal,
-    )
+    )  # fmt: skip
     output: Tensor | None = None
     if is_product:
         output = function.functions.compute(call)

@@ -170,14 +170,11 @@ def graph_of_weights(
     missing = (0, places - kept_keys.shape[-1])
     return AttentionGraph(
         keys=pad(kept_keys.masked_fill(empty, -1).int(), missing, value=-1),
-        scores=pad(kept_scores, missing, value=-torch.inf),
-        weights=pad(kept_weights, missing),
+        scores=pad(kept_scores, missing, value=-torch.inf), weights=pad(kept_weights, missing),
         lse=torch.where(sees_keys, 0.0, -torch.inf),
         entropy=torch.special.entr(weights.double()).sum(-1).float(),
-        rest=rest.clamp(min=0).float(),
-        count=allowed.sum(-1).int(),
-        length=weights.shape[-1],
-    )
+        rest=rest.clamp(min=0).float(), count=allowed.sum(-1).int(), length=weights.shape[-1],
+    )  # fmt: skip
 
 
 def weights_call(name: str, kind: str, graph: AttentionGraph, mask: Mask | None) -> LayerCall:

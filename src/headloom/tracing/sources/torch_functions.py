@@ -218,12 +218,9 @@ def _causal_too(mask: Tensor, rows: Tensor, keys: int) -> Tensor:
 
 @torch.no_grad()
 def _own_rows(
-    function: Callable[..., Tensor],
-    call: _Fused,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    cells: Tensor | None,
-    rows: Tensor,
-) -> Tensor:
+    function: Callable[..., Tensor], call: _Fused, tensors: tuple[Tensor, Tensor, Tensor],
+    cells: Tensor | None, rows: Tensor,
+) -> Tensor:  # fmt: skip
     """Return the output of torch's function for some rows of a call."""
     queries, keys, values = tensors
     mask = cells
@@ -289,15 +286,11 @@ def flex(function: FunctionCall) -> object:
         return function.refused(str(error))
     output = function.functions.compute(
         LayerCall(
-            **origin(function, call.query, call.key, terms["is_causal"]),
-            **terms,
-            queries=call.query,
-            keys=call.key,
-            values=call.value,
-            scale=call.scale,
+            **origin(function, call.query, call.key, terms["is_causal"]), **terms,
+            queries=call.query, keys=call.key, values=call.value, scale=call.scale,
             own_output=call.own_rows,
         )
-    )
+    )  # fmt: skip
     # A call may return log-sum-exps or largest scores beside the output.
     more = any(call.kernel_options.get(name) for name in ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"))
     if output is None or more or call.value.dtype == torch.float64:

@@ -136,20 +136,11 @@ def _function(
         return output.transpose(1, 2).contiguous(), None
 
     def received(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        position_bias: Tensor | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        sinks: Tensor | None = None,
-        **options: object,
-    ) -> Tensor | None:
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
+        position_bias: Tensor | None = None, softcap: float | None = None,
+        s_aux: Tensor | None = None, sinks: Tensor | None = None, **options: object,
+    ) -> Tensor | None:  # fmt: skip
         sizes = query.shape[2], key.shape[2]
         flag = is_causal
         if flag is None:
@@ -186,19 +177,11 @@ def _function(
         if known not in kinds:
             kinds[known] = layer_kind(path, module, is_causal)
         call = LayerCall(
-            path=path,
-            kind=kinds[known],
-            queries=query,
-            keys=key,
-            values=value,
-            scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-            mask=mask,
-            bias=bias,
-            softcap=softcap,
-            sinks=s_aux,
-            positions="none" if bias is None else "bias",
+            path=path, kind=kinds[known], queries=query, keys=key, values=value,
+            scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling), mask=mask,
+            bias=bias, softcap=softcap, sinks=s_aux, positions="none" if bias is None else "bias",
             is_causal=is_causal,
-        )
+        )  # fmt: skip
         call.own_output = partial(_own_output, module, eager, call, own_mask, sinks, options)
         try:
             return receive(call)
@@ -212,14 +195,9 @@ def _function(
 
 @torch.no_grad()
 def _own_output(
-    module: nn.Module,
-    eager: bool,
-    call: LayerCall,
-    own_mask: Tensor | None,
-    sinks: Tensor | None,
-    options: Arguments,
-    rows: Tensor,
-) -> Tensor:
+    module: nn.Module, eager: bool, call: LayerCall, own_mask: Tensor | None, sinks: Tensor | None,
+    options: Arguments, rows: Tensor,
+) -> Tensor:  # fmt: skip
     """Return the output of a model's own attention function for some rows of a call.
 
     It uses the model's own mask, if there is one, not the rule read from it; and its sinks of each
