@@ -76,7 +76,7 @@ def test_the_code_of_a_page_runs(
     names: dict[str, Any] = {}
     text = page.read_text("utf-8")
     blocks = BLOCK.findall(text.replace("smollm2", "path/to/model"))  # a stand-in
-    assert blocks or page.stem == "index"
+    assert blocks or page.stem in ("index", "vllm")  # whose server scripts/test-vllm runs
     assert len(text) <= 3000 and text.count("\n") <= 60, "a page is short"
     viewed = 0
     for language, code in blocks:

@@ -86,12 +86,12 @@ def temporary_path(path: Path) -> Path:
 
 def leftovers(path: Path) -> list[Path]:
     """Return the temporary files and folders that killed writers of `path` left beside it."""
+    start = f".{path.name[:40]}{MARK}"
     try:
-        beside = sorted(path.parent.iterdir())
+        beside = sorted(p for p in path.parent.iterdir() if p.name.startswith(start))
     except OSError:  # a folder may be writable, but not readable
         return []
-    start = f".{path.name[:40]}{MARK}"
-    return [p for p in beside if p.name.startswith(start) and not _has_live_writer(p.name)]
+    return [p for p in beside if not _has_live_writer(p.name)]
 
 
 def _has_live_writer(name: str) -> bool:
