@@ -66,7 +66,7 @@ def graph_trace(graph: AttentionGraph) -> TraceData:
     return trace_of_snapshot(Snapshot(0, None, [layer]))
 
 
-def display(item: Drawn) -> Any:
+def display(item: Drawn) -> object:
     """Return the display for marimo: the studio of a trace or a graph, else picture or text."""
     studio, text = _studio(item)
     return studio or _figure(item) or text

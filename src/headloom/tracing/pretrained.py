@@ -244,7 +244,9 @@ def _read_gguf(path: Path) -> tuple[GGUFReader, Settings]:
     class Reader(gguf.GGUFReader):
         """Reader that stops at the end of a file, unlike the package's own."""
 
-        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
+        def _get(
+            self, offset: int, dtype: Any, count: int = 1, *order: object, **named: object
+        ) -> Any:
             if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
                 raise ValueError(f"it ends at byte {len(self.data):,}, before its last field")
             # Slicing the file's array is many times slower.
@@ -360,7 +362,7 @@ def _read_once(reader: GGUFReader) -> Iterator[None]:
     import gguf
     from transformers import modeling_gguf_pytorch_utils as conversion
 
-    replaced: list[tuple[Any, str, object]] = [
+    replaced: list[tuple[object, str, object]] = [
         (gguf, "GGUFReader", lambda path: reader),
         (gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
         (conversion, "tqdm", lambda tensors, **options: tensors),

@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any, Concatenate, TypeVar
+from typing import Any, Concatenate, Literal, TypeVar
 
 import matplotlib
 import numpy as np
@@ -195,7 +195,7 @@ class Page:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color=self.colours.line, linewidth=0.5)
 
-    def small(self, axes: Axes, size: float, axis: Any = "x") -> None:
+    def small(self, axes: Axes, size: float, axis: Literal["x", "y", "both"] = "x") -> None:
         """Set faint ticks with labels of a size in points."""
         faint = self.colours.faint
         axes.tick_params(axis, length=2 * self.unit, width=0.5, pad=2 * self.unit, labelsize=size,
@@ -314,11 +314,12 @@ def save_picture(drawn: Figure | Axes | Array, path: Path | str, dpi: float = _D
     path, figure = Path(path), figure_of(drawn)
     kind = picture_format(path)
     # The same picture gives the same bytes: no dates, no random names.
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "headloom", "pdf.fonttype": 42}
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     # Not to the file: on a full disk, Matplotlib's PDF backend raises another error.
     file = io.BytesIO()
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "headloom", "pdf.fonttype": 42}
+    ):
         figure.savefig(
             file, format=kind, dpi=dpi, facecolor=figure.get_facecolor(), metadata=metadata
         )
