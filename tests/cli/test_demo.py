@@ -44,7 +44,7 @@ def test_a_small_demo_leaves_all_that_it_names(
     monkeypatch.setattr(
         history, "snapshots", lambda *given, **named: drawn.append(given) or draw(*given, **named)
     )
-    described_by = lambda *given, **named: described.append(named) or export(*given, **named)  # noqa: E731
+    described_by = lambda *given: described.append(given) or export(*given)  # noqa: E731
     monkeypatch.setattr(page, "export_page", described_by)
     run = tmp_path / "[red]demo"
     result = headloom_main("demo", "--run", run, "--seed", 3, "--json")
@@ -65,7 +65,7 @@ def test_a_small_demo_leaves_all_that_it_names(
     steps, losses = zip(*drawn[0][2]["loss"], strict=True)
     assert (steps[0], losses[0]) == (0, History(run / "history")[0].loss)
     assert (steps[-1], losses[-1]) == (20, next(r["loss"] for r in reports if r["step"] == 20))
-    curve = described[0]["history"].description["curves"]["training loss"]
+    curve = described[0][1].history.description["curves"]["training loss"]
     assert curve == [[step, few_digits(loss)] for step, loss in zip(steps, losses, strict=True)]
     # Started again, it has nothing to learn and draws the same.
     again = headloom_main("demo", "--run", run, "--seed", 3, "--json")

@@ -187,8 +187,8 @@ def test_history_is_quantised_as_it_says(pair_trace) -> None:
 
 def test_the_file_is_whole_and_replaced(pair_trace, make_trace, tmp_path) -> None:
     path = tmp_path / "page.html"
-    export_page(path, [pair_trace], "One")
-    export_page(path, [make_trace(["a", "b"])], "Two")
+    export_page(path, collect([pair_trace], "One"))
+    export_page(path, collect([make_trace(["a", "b"])], "Two"))
     text = path.read_text("utf-8")
     assert text.startswith("<!doctype html>")
     assert Reader(text).title == "Two"

@@ -110,7 +110,7 @@ def _draw(
     run: TrainedRun, traces: dict[str, TraceData], outcome: JsonObject, exact: float
 ) -> dict[str, Path]:
     from headloom.studio import pictures
-    from headloom.studio.page import export_page
+    from headloom.studio.page import collect, export_page
     from headloom.studio.training import run_history
 
     folder = run.folder.path / "pictures"
@@ -140,10 +140,11 @@ def _draw(
         "training": f"{outcome['train_seconds']:.0f} s, {outcome['steps']:,} steps",
         "model": f"{sum(p.numel() for p in run.model.parameters()):,} parameters",
     }
-    export_page(
-        page, list(traces.values()), "dates in 48 languages", names=list(traces),
+    collection = collect(
+        list(traces.values()), "dates in 48 languages", names=list(traces),
         history=run_history(run.folder), summary=summary,
     )  # fmt: skip
+    export_page(page, collection)
     return files
 
 

@@ -139,7 +139,10 @@ class _Measured:
 def held_out_of_run(run: TrainedRun, data: object, split: str | None) -> HeldOut:
     """Return a run with its held-out data, at their present path, or with other examples."""
     name, task, part = str(run.folder.path), None, split
-    if data is None or _is_place(run, data):
+    at_place = isinstance(data, str | Path) and (
+        Path(data).is_dir() or run.config.task.place in ("graph", "file")
+    )
+    if data is None or at_place:  # the run's own data, not other examples
         run = run if data is None else open_run(run.folder.path, Path(str(data)))
         try:
             task = run.task(split)
@@ -161,13 +164,6 @@ def held_out_of_run(run: TrainedRun, data: object, split: str | None) -> HeldOut
     words = run.data.vocabulary
     text = None if words is None else words.tokenizer.to_str()
     return HeldOut(name, measure, label, held_out.digest(chosen), run.config, run.step, text)
-
-
-def _is_place(run: TrainedRun, data: object) -> bool:
-    """Return whether data is the path of a run's data, and not other examples."""
-    if not isinstance(data, str | Path):
-        return False
-    return Path(data).is_dir() or run.config.task.place in ("graph", "file")
 
 
 def results_of_model(

@@ -84,10 +84,10 @@ def export(
             heads(trace) if layer is None else alignment(drawn, head, title=title), picture
         )
     if html is not None:
-        from headloom.studio.page import export_page
+        from headloom.studio.page import collect, export_page
 
         title = Path(x).stem if isinstance(x, str | Path) else str(trace.model.get("name", "trace"))
-        export_page(html, [trace], title=title)
+        export_page(html, collect([trace], title))
     if parquet is not None:
         write_trace_parquet(trace, parquet)
     if graphml is not None:

@@ -24,6 +24,13 @@ from headloom.mechanism.shapes import place_of
 if TYPE_CHECKING:
     import pandas
 
+#: Sequences of queries and keys in the layers of an encoder-decoder, by their kind.
+SEQUENCES = {
+    "encoder": ("source", "source"),
+    "decoder": ("target", "target"),
+    "cross": ("target", "source"),
+}
+
 
 def layer_number(trace: TraceData, name: str | int) -> int:
     """Return the number of a layer given as 5, as "5 (cross 1)", or by its path.

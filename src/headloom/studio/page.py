@@ -38,28 +38,11 @@ _SHELL = """<!doctype html>
 """
 
 
-def export_page(
-    path: Path | str,
-    traces: Sequence[TraceData],
-    title: str = "headloom",
-    *,
-    names: Sequence[str] | None = None,
-    history: TrainingHistory | None = None,
-    summary: JsonMapping | None = None,
-) -> None:
-    """Write one self-contained HTML file that shows traces in a browser, offline.
+def export_page(path: Path | str, collection: Collection) -> None:
+    """Write one self-contained HTML file that shows a collection in a browser, offline.
 
-    Args:
-        path: the file; an existing one is replaced.
-        traces: the examples to choose from; at least one.
-        title: of the page.
-        names: a short name for each example; None: made from its tokens.
-        history: of a training, from `headloom.studio.training.run_history`.
-        summary: further facts of the run, in order: {"exact match": "99.4 %", ...}.
-
-    Raises: InputError: nothing to show; DataError: the file cannot be written.
+    An existing file is replaced. Raises: DataError: it cannot be written.
     """
-    collection = collect(traces, title, names=names, history=history, summary=summary)
     page = page_html(collection)
     with atomic_file(path) as temporary:
         temporary.write_text(page, "utf-8", newline="\n")
@@ -73,7 +56,17 @@ def collect(
     history: TrainingHistory | None = None,
     summary: JsonMapping | None = None,
 ) -> Collection:
-    """Return the collection to show; arguments are those of `export_page`."""
+    """Return the collection to show.
+
+    Args:
+        traces: the examples to choose from; at least one.
+        title: of the page.
+        names: a short name for each example; None: made from its tokens.
+        history: of a training, from `headloom.studio.training.run_history`.
+        summary: further facts of the run, in order: {"exact match": "99.4 %", ...}.
+
+    Raises: InputError: nothing to show.
+    """
     names = [name_of(trace) for trace in traces] if names is None else names
     return Collection(
         title,

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from headloom.formats.history import PROBE_EDGES, LayerSnapshot, Snapshot
+from headloom.formats.trace import SEQUENCES
 from headloom.mechanism.attention_layer import LayerKind
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.grid import Grid
@@ -62,5 +63,5 @@ def _tokens(
     """Return names of a layer's queries and keys; of image positions from the layer's grids."""
     if grids is not None:
         return grids[0].names(), grids[1].names()
-    queries, keys = probe.sequences_of(kind)
+    queries, keys = ("tokens", "tokens") if "tokens" in probe.tokens else SEQUENCES[kind]
     return probe.tokens[queries], probe.tokens[keys]

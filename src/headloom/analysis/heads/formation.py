@@ -12,15 +12,8 @@ from headloom.analysis.heads.layer_weights import LayerWeights, sink_keys
 from headloom.analysis.heads.measures import HEAD_MEASURES, head_patterns, layer_scores
 from headloom.errors import InputError
 from headloom.formats.history import History, Snapshot
-from headloom.formats.trace import LayerInMemory, TraceData, TraceLayer
+from headloom.formats.trace import SEQUENCES, LayerInMemory, TraceData, TraceLayer
 from headloom.mechanism.shapes import chosen
-
-#: Sequences of queries and keys in the layers of an encoder-decoder.
-_TWO = {
-    "encoder": ("source", "source"),
-    "decoder": ("target", "target"),
-    "cross": ("target", "source"),
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
 
     layers = []
     for layer in snapshot.layers:
-        queries_from, keys_from = _TWO[layer.kind] if two else ("", "")
+        queries_from, keys_from = SEQUENCES[layer.kind] if two else ("", "")
         queries_from = queries_from or name_of(layer.query_tokens)
         keys_from = keys_from or name_of(layer.key_tokens)
         sequences |= {keys_from: layer.key_tokens, queries_from: layer.query_tokens}

@@ -239,14 +239,9 @@ class LayerWeights:
         return weights.exp_()
 
 
-def one_sequence(layer: TraceLayer) -> bool:
-    """Return whether a layer is self-attention."""
-    return layer.queries_from == layer.keys_from and layer.shape[1] == layer.shape[2]
-
-
 def reach_of(layer: TraceLayer) -> int:
     """Return the distance of near tokens; -1 between two sequences."""
-    return REACH if one_sequence(layer) else -1
+    return REACH if layer.one_sequence else -1
 
 
 def _sums_of(weights: Tensor, factors: Sequence[Tensor]) -> Tensor:

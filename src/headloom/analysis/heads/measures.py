@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from headloom.analysis.heads.layer_weights import REACH, LayerWeights, one_sequence
+from headloom.analysis.heads.layer_weights import REACH, LayerWeights
 from headloom.analysis.heads.patterns import (
     Classes,
     Diagonals,
@@ -201,7 +201,7 @@ def head_patterns(layer: TraceLayer, special: Sequence[int] | None = None) -> di
     patterns = {
         measure.name: measure.of(layer)
         for measure in HEAD_MEASURES
-        if measure.of is not None and (one_sequence(layer) or not measure.one_sequence)
+        if measure.of is not None and (layer.one_sequence or not measure.one_sequence)
     }
     if special is not None:
         patterns["separator"] = Classes.of_keys_at(layer, special)
@@ -236,7 +236,7 @@ def layer_scores(
         masses["sink"] = layer.mass_on(sinks)
     scores = on_patterns(layer, patterns, masses)
     for measure in HEAD_MEASURES:
-        applies = one_sequence(layer.layer) or not measure.one_sequence
+        applies = layer.layer.one_sequence or not measure.one_sequence
         if measure.scores is not None and applies and measure.name not in without:
             scores[measure.name] = measure.scores(layer)
     return scores

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headloom.analysis.heads.layer_weights import LayerWeights, one_sequence
+from headloom.analysis.heads.layer_weights import LayerWeights
 from headloom.analysis.heads.patterns import Classes
 from headloom.analysis.heads.scores import HeadScores, holm, on_patterns
 from headloom.errors import InputError
@@ -134,7 +134,7 @@ def needle_mass(layer: TraceLayer, needle: Needle) -> HeadScores:
 
 def _check(layer: TraceLayer, needle: Needle) -> None:
     """Raise an error for a layer without the needle and its copy."""
-    if not one_sequence(layer):
+    if not layer.one_sequence:
         raise InputError(
             f"retrieval: layer {layer.name} is cross-attention; the needle and its copy must be in "
             "one sequence."

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
 
 from headloom.analysis.monitor.measures import MeasuredLayer, Numbers
 from headloom.errors import InputError
@@ -158,20 +157,13 @@ def _short(measures: Mapping[str, Numbers]) -> JsonObject:
 
 def bytes_of(layers: Sequence[MeasuredLayer]) -> int:
     """Return the size of a snapshot's matrices in bytes."""
-    return sum(matrix.nbytes for layer in layers for matrix in _matrices(layer).values())
-
-
-def _matrices(layer: MeasuredLayer) -> dict[str, Tensor]:
-    known = layer.matrices
-    if known is None:
-        return {}
-    named = {"W_Q": known.W_Q, "W_K": known.W_K, "W_V": known.W_V, "W_O": known.W_O}
-    return {name: matrix for name, matrix in named.items() if matrix is not None}
+    return sum(m.nbytes for x in layers if x.matrices for _, m in x.matrices.known())
 
 
 @torch.no_grad()
 def _snapshot(measured: MeasuredLayer, keeps: bool) -> LayerSnapshot:
-    layer, matrices = measured.layer, _matrices(measured)
+    layer, known = measured.layer, measured.matrices
+    matrices = {} if known is None else dict(known.known())
     finite = {name: m for name, m in matrices.items() if bool(m.isfinite().all())}
     measures = matrix_measures(finite, None, layer.heads)
     product = None

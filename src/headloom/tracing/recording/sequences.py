@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.formats.tokens import Tokens, shown
+from headloom.formats.trace import SEQUENCES
 from headloom.formats.traced_images import TracedImage
 from headloom.mechanism.grid import Grid
 from headloom.mechanism.watching import named_modules
@@ -223,11 +224,7 @@ class Sequences(NamesOfSequences):
             return rows, columns
         path, kind, (queries, keys) = call.path, call.kind, call.graph.shape[2:]
         if self._pair:
-            named = {
-                "encoder": ("source", "source"),
-                "decoder": ("target", "target"),
-                "cross": ("target", "source"),
-            }[kind]
+            named = SEQUENCES[kind]
         else:
             reads_image = "pixel_values" in self._inputs and (
                 "input_ids" not in self._inputs or _is_vision(path)

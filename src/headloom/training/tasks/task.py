@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from headloom.errors import InputError
-from headloom.mechanism.attention_layer import LayerKind
 from headloom.models.predictor import Predictor
 from headloom.training.batches import Batch
 from headloom.training.data import DataDescription
@@ -36,16 +35,6 @@ class Probe:
     def of_tokens(cls, ids: list[int], vocabulary: Vocabulary) -> Probe:
         """Make the probe of a model that reads one sequence."""
         return cls({"tokens": torch.tensor([ids])}, {"tokens": vocabulary.token_strings(ids)})
-
-    def sequences_of(self, kind: LayerKind) -> tuple[str, str]:
-        """Return the sequences that a layer's queries and keys come from."""
-        if "tokens" in self.tokens:
-            return "tokens", "tokens"
-        return {
-            "encoder": ("source", "source"),
-            "decoder": ("target", "target"),
-            "cross": ("target", "source"),
-        }[kind]
 
 
 class Task(ABC):
