@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from headloom.errors import InputError
 
@@ -45,13 +45,13 @@ def is_picture(path: Path | None) -> Path | None:
 
 def _some_text(text: str) -> str:
     if not text.strip():
-        raise typer.BadParameter("it is empty; give at least one character that is not a space.")
+        raise BadParameter("it is empty; give at least one character that is not a space.")
     return text
 
 
 # What is read.
 
-_trace = partial(typer.Argument, metavar="TRACE", callback=is_there)
+_trace = partial(Argument, metavar="TRACE", callback=is_there)
 TracePath = Annotated[Path, _trace(help="A trace, made by headloom trace.")]
 SecondTrace = Annotated[Path, _trace(help="Another trace, with the same number of tokens.")]
 TraceOrRun = Annotated[Path, _trace(help="A trace; with --to, a training run.")]
@@ -60,18 +60,16 @@ TracePaths = Annotated[
     list[Path],
     _trace(metavar="TRACE", help="Traces of one model, or a folder of them; or a training run."),
 ]
-model_argument = partial(typer.Argument, metavar="MODEL", callback=is_model)
+model_argument = partial(Argument, metavar="MODEL", callback=is_model)
 ModelName = Annotated[
     str,
     model_argument(help="minilm, a training run, or a model of Hugging Face, by folder or name."),
 ]
-Text = Annotated[str | None, typer.Option(help="The text to read.")]
-TextFile = Annotated[
-    Path | None, typer.Option("--file", help="A file with the text; -: standard input.")
-]
+Text = Annotated[str | None, Option(help="The text to read.")]
+TextFile = Annotated[Path | None, Option("--file", help="A file with the text; -: standard input.")]
 Target = Annotated[
     str | None,
-    typer.Option(
+    Option(
         parser=_some_text,
         metavar="TEXT",
         help="For an encoder-decoder: the text it writes. Default for a run: its own translation.",
@@ -92,62 +90,53 @@ def _use_threads(threads: int | None) -> int | None:
 
 Threads = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=4_096, callback=_use_threads, help="Processor threads; default: all cores."
-    ),
+    Option(min=1, max=4_096, callback=_use_threads, help="Processor threads; default: all cores."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="The seed of the random numbers.")]
-Beam = Annotated[int, typer.Option(min=1, max=1_000, help="Beam size of decoding; 1: greedy.")]
+Seed = Annotated[int, Option(min=0, help="The seed of the random numbers.")]
+Beam = Annotated[int, Option(min=1, max=1_000, help="Beam size of decoding; 1: greedy.")]
 Exact = Annotated[
     bool | None,
-    typer.Option(
+    Option(
         "--exact/--kept",
         help="From all weights, or from the kept edges. Default: all weights, if the trace "
         "has queries and keys.",
     ),
 ]
-Logit = Annotated[
-    str | None, typer.Option(help="The predicted token or, for a classifier, the label.")
-]
-Against = Annotated[
-    str | None, typer.Option(help="With --logit: subtract the logit of this token.")
-]
-LayerName = partial(typer.Option, "--layer", metavar="LAYER")
+Logit = Annotated[str | None, Option(help="The predicted token or, for a classifier, the label.")]
+Against = Annotated[str | None, Option(help="With --logit: subtract the logit of this token.")]
+LayerName = partial(Option, "--layer", metavar="LAYER")
 Layer = Annotated[str | None, LayerName(help="Only this layer, by number or path.")]
-Head = Annotated[int | None, typer.Option(min=0, help="Only this head of the layer.")]
+Head = Annotated[int | None, Option(min=0, help="Only this head of the layer.")]
 
 # What is written.
 
-Output = Annotated[Path, typer.Option("-o", "--output", help="Where to write.")]
-Keep = Annotated[int, typer.Option(min=0, max=1_000_000, help="Number of edges kept per query.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace an existing trace.")]
+Output = Annotated[Path, Option("-o", "--output", help="Where to write.")]
+Keep = Annotated[int, Option(min=0, max=1_000_000, help="Number of edges kept per query.")]
+Overwrite = Annotated[bool, Option(help="Replace an existing trace.")]
 ForProgram = Annotated[
     Literal["huggingface", "ctranslate2", "onnx"] | None,
-    typer.Option(help="Export the model of a training run for this program; needs --output."),
+    Option(help="Export the model of a training run for this program; needs --output."),
 ]
 ModelOutput = Annotated[
-    Path | None, typer.Option("-o", "--output", help="The folder to write the model to.")
+    Path | None, Option("-o", "--output", help="The folder to write the model to.")
 ]
 PictureToo = Annotated[
     Path | None,
-    typer.Option("--picture", callback=is_picture, help="Also draw a picture: .png, .svg or .pdf."),
+    Option("--picture", callback=is_picture, help="Also draw a picture: .png, .svg or .pdf."),
 ]
 
 # What is printed.
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
-Rows = Annotated[
-    int, typer.Option("--limit", min=0, help="Print at most this many rows. JSON has all.")
-]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object only.")]
+AsCsv = Annotated[bool, Option("--csv", help="Print comma-separated values.")]
+Rows = Annotated[int, Option("--limit", min=0, help="Print at most this many rows. JSON has all.")]
 AllRows = Annotated[
-    int | None,
-    typer.Option("--limit", min=0, show_default="all", help="Print at most this many rows."),
+    int | None, Option("--limit", min=0, show_default="all", help="Print at most this many rows.")
 ]
 #: Limit of a sorted table; see `rows_of`.
 FewRows = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--limit", min=0, show_default="20; with --csv all",
         help="Print at most this many rows. JSON has all.",
     ),

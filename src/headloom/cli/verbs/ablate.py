@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli import options as option
@@ -10,20 +10,18 @@ from headloom.cli.output import print_json, print_table, progress_bar, records, 
 
 Replacement = Annotated[
     Literal["zero", "mean", "uniform"],
-    typer.Option(
+    Option(
         help="What replaces the output of a head: zero, its mean, or the mean of the "
         "values it can attend to."
     ),
 ]
 Patch = Annotated[
     str | None,
-    typer.Option(
-        help="Another text with the same number of tokens, whose output of each head is used."
-    ),
+    Option(help="Another text with the same number of tokens, whose output of each head is used."),
 ]
 At = Annotated[
     list[int] | None,
-    typer.Option(
+    Option(
         "--at",
         metavar="N",
         help="Replace only at this position; negative: from the end. Repeatable. Default: all.",
@@ -31,7 +29,7 @@ At = Annotated[
 ]
 Estimate = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--estimate",
         help="Estimate all changes from one gradient, and name the position that adds "
         "most. Fast; accurate for small changes.",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from warnings import catch_warnings
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli import options as option
@@ -17,21 +17,18 @@ Aligned = Annotated[
     ),
 ]
 SourceFile = Annotated[
-    Path | None, typer.Option("--sources", help="For a model: a file with one source per line.")
+    Path | None, Option("--sources", help="For a model: a file with one source per line.")
 ]
 TargetFile = Annotated[
-    Path | None,
-    typer.Option("--targets", help="A file with the target of each source, line by line."),
+    Path | None, Option("--targets", help="A file with the target of each source, line by line.")
 ]
 Gold = Annotated[
     Path | None,
-    typer.Option(
-        help="The correct links, in the Pharaoh format: 0-0 1-2; 1?2 for a possible link."
-    ),
+    Option(help="The correct links, in the Pharaoh format: 0-0 1-2; 1?2 for a possible link."),
 ]
 Heads = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="best: chosen on half of the gold links; agreement: heads whose two "
         "directions agree; or names: 3.1,5.2:write. Default: best with --gold, else "
         "agreement."
@@ -39,19 +36,19 @@ Heads = Annotated[
 ]
 Method = Annotated[
     Literal["mutual", "argmax"],
-    typer.Option(
+    Option(
         help="mutual: pairs of words that are each other's best; argmax: the best source "
         "of each target word."
     ),
 ]
 Step = Annotated[
     Literal["read", "write"] | None,
-    typer.Option(
+    Option(
         help="The query of a target word: the step that reads it, or the step that writes "
         "it. Default: the better one for each head."
     ),
 ]
-Output = Annotated[Path, typer.Option("-o", "--output", help="The file of links to write.")]
+Output = Annotated[Path, Option("-o", "--output", help="The file of links to write.")]
 
 
 def align(

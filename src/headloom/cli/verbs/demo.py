@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json
 
-Folder = Annotated[Path, typer.Option("--run", help="The folder for run, pictures and page.")]
+Folder = Annotated[Path, Option("--run", help="The folder for run, pictures and page.")]
 
 
 def demo(

@@ -3,24 +3,23 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json, print_table, progress_bar
 
-First = Annotated[Path, typer.Argument(metavar="RUN", help="A training run.")]
+First = Annotated[Path, Argument(metavar="RUN", help="A training run.")]
 Second = Annotated[
-    Path | None,
-    typer.Argument(metavar="OTHER", help="Another run to compare with, on the same data."),
+    Path | None, Argument(metavar="OTHER", help="Another run to compare with, on the same data.")
 ]
 HeldOut = Annotated[
     Literal["valid", "test"] | None,
-    typer.Option(help="The held-out data. Default: test, if the run has it."),
+    Option(help="The held-out data. Default: test, if the run has it."),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help="Where the data of the run are now (its task.folder, task.file or "
         "task.graph), or a file of other examples."
     ),

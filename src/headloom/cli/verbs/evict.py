@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli.options import AsCsv, AsJson, PictureToo, TracePath
@@ -10,13 +10,11 @@ from headloom.cli.output import print_frame, print_json, progress_bar, records
 
 Budgets = Annotated[
     list[str],
-    typer.Option(
-        "--budget", help="Keys to keep: a share of the prompt (20%) or a number. Repeatable."
-    ),
+    Option("--budget", help="Keys to keep: a share of the prompt (20%) or a number. Repeatable."),
 ]
 Policies = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--policy",
         help="h2o, observed, streaming, tova, snapkv, or your own function, compared with "
         "all of these: file.py:function or module:function. Repeatable.",
@@ -24,13 +22,13 @@ Policies = Annotated[
 ]
 PromptEnd = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--prompt-tokens",
         min=1,
         help="Length of the prompt. Default: up to the first generated token, else 7/8.",
     ),
 ]
-Rows = Annotated[str, typer.Option("--by", help="One row per policy, layer, head or step.")]
+Rows = Annotated[str, Option("--by", help="One row per policy, layer, head or step.")]
 
 
 def evict(

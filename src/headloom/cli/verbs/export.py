@@ -3,25 +3,21 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_json, progress_bar
 
-Page = Annotated[
-    Path | None, typer.Option("--html", help="One self-contained page that works offline.")
-]
+Page = Annotated[Path | None, Option("--html", help="One self-contained page that works offline.")]
 Picture = Annotated[
     Path | None,
-    typer.Option(
-        help="A picture of all heads, or of one by --layer and --head: .png, .svg or .pdf."
-    ),
+    Option(help="A picture of all heads, or of one by --layer and --head: .png, .svg or .pdf."),
 ]
-Table = Annotated[Path | None, typer.Option("--parquet", help="All edges as one Parquet file.")]
+Table = Annotated[Path | None, Option("--parquet", help="All edges as one Parquet file.")]
 Graph = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--graphml", help="The graph of one head, by --layer and --head. Default: the first head."
     ),
 ]
@@ -30,9 +26,7 @@ Layer = Annotated[
 ]
 Head = Annotated[
     int | None,
-    typer.Option(
-        min=0, help="The head. Default: the mean of all for a picture, the first for a graph."
-    ),
+    Option(min=0, help="The head. Default: the mean of all for a picture, the first for a graph."),
 ]
 
 

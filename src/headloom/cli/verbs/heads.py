@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli import options as option
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     import pandas
 
 Every = Annotated[
-    bool, typer.Option("--all", help="Every head and every measure, also heads without a role.")
+    bool, Option("--all", help="Every head and every measure, also heads without a role.")
 ]
-Role = Annotated[str | None, typer.Option(help="Only heads of this role.")]
+Role = Annotated[str | None, Option(help="Only heads of this role.")]
 Sort = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Sort by this column, largest first. Default: layer and head; with --needle: "
         "retrieval."
     ),
 ]
 Needle = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="A part of the text that occurs twice: which heads look back at the first "
         "copy while the second is read?"
     ),
 ]
 InTraining = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--measure", metavar="NAME",
         help="For a run: this measure of every head at every snapshot.",
     ),

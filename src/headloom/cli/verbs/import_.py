@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import headloom
 from headloom.cli import options as option
@@ -11,7 +11,7 @@ from headloom.cli.output import print_trace, progress_bar
 
 ArrayFile = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         metavar="PATH",
         help="Arrays (.npz, .npy, .safetensors), a folder of them, or a table of edges (.parquet, "
         ".csv).",
@@ -19,23 +19,23 @@ ArrayFile = Annotated[
 ]
 ImportOutput = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The trace to write; default: in this folder, after PATH."),
+    Option("-o", "--output", help="The trace to write; default: in this folder, after PATH."),
 ]
 TokensFile = Annotated[
-    Path | None, typer.Option(help="The tokens: one per line, or a JSON list of texts or ids.")
+    Path | None, Option(help="The tokens: one per line, or a JSON list of texts or ids.")
 ]
 MaskName = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--mask",
         help="The mask: causal, all, or window:N (causal, N keys). Not needed for weights.",
     ),
 ]
 Layout = Annotated[
-    str, typer.Option(help="HND: (heads, positions, depth); NHD: (positions, heads, depth).")
+    str, Option(help="HND: (heads, positions, depth); NHD: (positions, heads, depth).")
 ]
 Strongest = Annotated[
-    bool, typer.Option("--strongest", help="The edges are only the strongest of each row.")
+    bool, Option("--strongest", help="The edges are only the strongest of each row.")
 ]
 
 

@@ -3,22 +3,21 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli.options import AsJson, LayerName, TracePath
 from headloom.cli.output import print_json, progress_bar, records
 
 Layer = Annotated[str, LayerName(help="The layer, by number or path.")]
-Head = Annotated[int | None, typer.Option(min=0, help="The head. Default: the mean of all.")]
-Token = Annotated[str, typer.Option(help="The word, by text or position; negative: from the end.")]
-Output = Annotated[Path, typer.Option("-o", "--output", help="The picture: .png, .svg or .pdf.")]
+Head = Annotated[int | None, Option(min=0, help="The head. Default: the mean of all.")]
+Token = Annotated[str, Option(help="The word, by text or position; negative: from the end.")]
+Output = Annotated[Path, Option("-o", "--output", help="The picture: .png, .svg or .pdf.")]
 Image = Annotated[
-    Path | None,
-    typer.Option(help="The original image, for sharper pixels. Default: the resized one."),
+    Path | None, Option(help="The original image, for sharper pixels. Default: the resized one.")
 ]
 Number = Annotated[
-    int, typer.Option("--number", min=0, help="The number of the image in the text, from 0.")
+    int, Option("--number", min=0, help="The number of the image in the text, from 0.")
 ]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 import headloom
 from headloom.cli import options as option
@@ -13,7 +13,7 @@ Measure = Annotated[
         "rollout", "flow", "clusters", "projections", "graph", "received", "pagerank",
         "reciprocity", "rank", "parts",
     ],
-    typer.Argument(
+    Argument(
         metavar="MEASURE",
         help="rollout: share of each input token in an output token, through all layers; "
         "flow: its maximum flow; clusters: tokens that look at each other most; "
@@ -24,21 +24,15 @@ Measure = Annotated[
 Measured = Annotated[
     str, option.model_argument(metavar="TRACE", help="A trace; for projections, a run or a model.")
 ]
-By = Annotated[
-    str | None, typer.Option(help="One row per layer or head; for projections also per pair.")
-]
-Token = Annotated[
-    int | None, typer.Option(help="A position; negative: from the end. Default: the last.")
-]
+By = Annotated[str | None, Option(help="One row per layer or head; for projections also per pair.")]
+Token = Annotated[int | None, Option(help="A position; negative: from the end. Default: the last.")]
 Forward = Annotated[
-    bool, typer.Option("--reached", help="For rollout: where the token went, not what it holds.")
+    bool, Option("--reached", help="For rollout: where the token went, not what it holds.")
 ]
-Kind = Annotated[
-    str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
-]
+Kind = Annotated[str | None, Option(help="encoder, decoder or cross; default: the whole model.")]
 Count = Annotated[
     int | None,
-    typer.Option(min=1, max=64, help="Number of clusters. Default: chosen by the eigenvalues."),
+    Option(min=1, max=64, help="Number of clusters. Default: chosen by the eigenvalues."),
 ]
 
 

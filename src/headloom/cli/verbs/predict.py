@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli import options as option
@@ -16,36 +16,28 @@ Run = Annotated[
 ]
 Lines = Annotated[
     Path | None,
-    typer.Option(
-        "--file", help="A file with one text per line, also .gz. Default: standard input."
-    ),
+    Option("--file", help="A file with one text per line, also .gz. Default: standard input."),
 ]
 LengthPenalty = Annotated[
     float | None,
-    typer.Option(min=0, max=10, help="Preference for long translations. Default: the run's."),
+    Option(min=0, max=10, help="Preference for long translations. Default: the run's."),
 ]
 NBest = Annotated[
-    int, typer.Option(min=1, max=1_000, help="With --json: number of translations per line.")
+    int, Option(min=1, max=1_000, help="With --json: number of translations per line.")
 ]
 NewTokens = Annotated[
-    int,
-    typer.Option(
-        min=1, max=option.MOST_TOKENS, help="Number of tokens a language model generates."
-    ),
+    int, Option(min=1, max=option.MOST_TOKENS, help="Number of tokens a language model generates.")
 ]
 Temperature = Annotated[
     float,
-    typer.Option(
-        min=0, help="Below 1: more likely tokens; above 1: less likely; 0: the most likely."
-    ),
+    Option(min=0, help="Below 1: more likely tokens; above 1: less likely; 0: the most likely."),
 ]
 TopK = Annotated[
-    int | None,
-    typer.Option("--top-k", min=1, help="Sample from this many of the most likely tokens."),
+    int | None, Option("--top-k", min=1, help="Sample from this many of the most likely tokens.")
 ]
 TopP = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--top-p",
         min=0,
         max=1,
@@ -54,12 +46,12 @@ TopP = Annotated[
 ]  # fmt: skip
 Products = Annotated[
     Literal["float32", "bfloat16"],
-    typer.Option(
+    Option(
         help="Data type of the linear maps. bfloat16 is faster on processors that support "
         "it (see headloom doctor); a few translations differ."
     ),
 ]
-Described = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Described = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
 
 
 def predict(

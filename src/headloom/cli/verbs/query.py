@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_frame, print_json, progress_bar, records
 
-Sql = Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement; -: standard input.")]
+Sql = Annotated[str, Argument(metavar="SQL", help="One SELECT statement; -: standard input.")]
 OutputFile = Annotated[
-    Path | None, typer.Option("-o", "--output", help="A file: .csv, .parquet or .json.")
+    Path | None, Option("-o", "--output", help="A file: .csv, .parquet or .json.")
 ]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli import options as option
@@ -10,7 +10,7 @@ from headloom.cli.output import print_frame, print_json, progress_bar, visible
 
 Position = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--token",
         help="The prediction after this token of the text or target; negative: from the "
         "end. Default: the last token, or the mask.",

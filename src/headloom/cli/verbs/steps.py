@@ -3,35 +3,32 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import headloom
 from headloom.cli import options as option
 from headloom.cli.output import print_lines, progress_bar, say
 
 Sentence = Annotated[
-    str | None, typer.Argument(metavar="TEXT", help="A few words; with --model, any text.")
+    str | None, Argument(metavar="TEXT", help="A few words; with --model, any text.")
 ]
-Kind = Annotated[str | None, typer.Option(help="encoder, decoder or cross.")]
-Target = Annotated[str | None, typer.Option(help="The words that a decoder reads.")]
-Query = Annotated[str | None, typer.Option(help="Only this word, or its number.")]
-Head = Annotated[int | None, typer.Option(min=0, help="The head to show.")]
+Kind = Annotated[str | None, Option(help="encoder, decoder or cross.")]
+Target = Annotated[str | None, Option(help="The words that a decoder reads.")]
+Query = Annotated[str | None, Option(help="Only this word, or its number.")]
+Head = Annotated[int | None, Option(min=0, help="The head to show.")]
 File = Annotated[
     Path | None,
-    typer.Option(
-        help="A .json or .npz file with embeddings, W_Q, W_K, W_V or W_O; the rest is random."
-    ),
+    Option(help="A .json or .npz file with embeddings, W_Q, W_K, W_V or W_O; the rest is random."),
 ]
 Trained = Annotated[
-    str | None,
-    typer.Option("--model", help="Take the numbers of a run or a model of Hugging Face."),
+    str | None, Option("--model", help="Take the numbers of a run or a model of Hugging Face.")
 ]
-Layer = Annotated[int, typer.Option(min=0, help="With --model: the layer.")]
+Layer = Annotated[int, Option(min=0, help="With --model: the layer.")]
 Learn = Annotated[
-    int, typer.Option(min=0, max=100_000, help="Steps of gradient descent, with the backward pass.")
+    int, Option(min=0, max=100_000, help="Steps of gradient descent, with the backward pass.")
 ]
-Rate = Annotated[float, typer.Option(help="With --learn: the learning rate.")]
-Page = Annotated[Path | None, typer.Option("--html", help="Also write one HTML file.")]
+Rate = Annotated[float, Option(help="With --learn: the learning rate.")]
+Page = Annotated[Path | None, Option("--html", help="Also write one HTML file.")]
 
 
 def steps(

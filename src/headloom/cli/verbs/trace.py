@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 import headloom
 from headloom.cli import options as option
@@ -12,7 +12,7 @@ from headloom.errors import InputError
 
 Output = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "-o", "--output",
         help="The trace to write; with --window or --corpus, a folder. Default: in this "
 "folder, named after the file or the model.",
@@ -20,7 +20,7 @@ Output = Annotated[
 ]  # fmt: skip
 Read = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--file",
         help="A text file (-: standard input), or an image: PNG, JPEG or FILE.npz:NUMBER. "
         "An image may come with a --text.",
@@ -28,14 +28,14 @@ Read = Annotated[
 ]
 Corpus = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help="A file with one text per line, or a folder of .txt files: one trace per "
         "text. Run it again to continue."
     ),
 ]
 Generate = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=1,
         max=option.MOST_TOKENS,
         help="Generate this many tokens; each adds a row to the trace.",
@@ -43,18 +43,18 @@ Generate = Annotated[
 ]
 Window = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=2,
         help="Split a long text into windows of this many tokens that overlap by a "
         "quarter: one trace per window. Run it again to continue.",
     ),
 ]
 Layers = Annotated[
-    str | None, typer.Option(help="Only these layers, by number or path: 0,3 or '*cross*'.")
+    str | None, Option(help="Only these layers, by number or path: 0,3 or '*cross*'.")
 ]
 Workers = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="N|HOST:PORT",
         help="With --corpus or --window: number of processes, each with its own model; or "
         "the address of a Ray cluster, auto, or local (a cluster on this machine).",

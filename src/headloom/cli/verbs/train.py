@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import headloom
 from headloom.cli import options as option
@@ -14,13 +14,13 @@ from headloom.cli.output import print_json
 
 ConfigPath = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         metavar="CONFIG", help="A TOML file (see examples/), a file of data, or a run to continue."
     ),
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--run",
         "--run-folder",
         help="The folder of the run. Default: runs/ and the name of CONFIG.",
@@ -28,15 +28,14 @@ Folder = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help="Change a value, for example training.seed=2. Repeatable.",
     ),
 ]
 Processes = Annotated[
-    int,
-    typer.Option(min=1, max=1_024, help="Number of processes that train together on this machine."),
+    int, Option(min=1, max=1_024, help="Number of processes that train together on this machine.")
 ]
 
 

@@ -3,24 +3,23 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import headloom
 
 Paths = Annotated[
     list[Path],
-    typer.Argument(
+    Argument(
         metavar="PATH",
         help="minilm; a trace, or several to compare; a run; a folder of traces; or a "
         "model of Hugging Face, by folder or name.",
     ),
 ]
-FirstText = Annotated[str | None, typer.Option("--text", help="The first text that a model reads.")]
+FirstText = Annotated[str | None, Option("--text", help="The first text that a model reads.")]
 Port = Annotated[
-    int | None,
-    typer.Option(min=0, max=65535, help="0: any. Default: the first free port from 8137."),
+    int | None, Option(min=0, max=65535, help="0: any. Default: the first free port from 8137.")
 ]
-Browser = Annotated[bool, typer.Option(help="Open a browser.")]
+Browser = Annotated[bool, Option(help="Open a browser.")]
 
 
 def view(paths: Paths, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
