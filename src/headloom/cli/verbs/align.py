@@ -29,9 +29,8 @@ Gold = Annotated[
 Heads = Annotated[
     str | None,
     Option(
-        help="best: chosen on half of the gold links; agreement: heads whose two "
-        "directions agree; or names: 3.1,5.2:write. Default: best with --gold, else "
-        "agreement."
+        help="best: chosen on half of the gold links; agreement: heads whose two directions "
+        "agree; or names: 3.1,5.2:write. Default: best with --gold, else agreement."
     ),
 ]
 Method = Annotated[
