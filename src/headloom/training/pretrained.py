@@ -85,9 +85,8 @@ def build_pretrained(config: RunConfig, data: DataDescription) -> Predictor:
         ) from error
     if family not in wanted:
         raise InputError(
-            f"model.folder {config.model.folder} holds a {family}; task.kind "
-            f"{config.task.kind!r} is learned by {' or '.join(wanted)}. Choose such a folder, or "
-            "another task."
+            f"model.folder {config.model.folder} holds a {family}; task.kind {config.task.kind!r} "
+            f"is learned by {' or '.join(wanted)}. Choose such a folder, or another task."
         )
     changes = config.model.model_dump(include={"dropout", "attention_dropout"}, exclude_none=True)
     architecture = replace(architecture, **changes)

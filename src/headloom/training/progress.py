@@ -161,9 +161,8 @@ class ConsoleProgress(Callback):
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         shown = "-" if math.isnan(self._mean_loss) else f"{self._mean_loss:.3f}"
         self.console.print(
-            f"step {position.step:>6,}  epoch {position.epoch:>3}  "
-            f"loss {shown}  validation {report['validation_loss']:.4f}  "
-            f"right {report['validation_accuracy']:.2%}  "
+            f"step {position.step:>6,}  epoch {position.epoch:>3}  loss {shown}  validation "
+            f"{report['validation_loss']:.4f}  right {report['validation_accuracy']:.2%}  "
             f"{self._speed(position):,.0f} tokens/s  {position.seconds:,.0f} s"
             + ("  kept" if better else ""),
             highlight=False,

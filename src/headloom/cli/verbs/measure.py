@@ -15,10 +15,9 @@ Measure = Annotated[
     ],
     Argument(
         metavar="MEASURE",
-        help="rollout: share of each input token in an output token, through all layers; "
-        "flow: its maximum flow; clusters: tokens that look at each other most; "
-        "projections: symmetry, rank and norm of W_Q W_K^T and W_V W_O; graph: "
-        "received, pagerank, reciprocity, rank, parts.",
+        help="rollout: share of each input token in an output token, through all layers; flow: its "
+        "maximum flow; clusters: tokens that look at each other most; projections: symmetry, rank "
+        "and norm of W_Q W_K^T and W_V W_O; graph: received, pagerank, reciprocity, rank, parts.",
     ),
 ]  # fmt: skip
 Measured = Annotated[

@@ -99,8 +99,7 @@ def deviation(
     if bool(unknown.any()):
         warnings.warn(
             f"trace: the scores of layer {call.path} are not numbers (NaN) in {int(unknown.sum())} "
-            f"of {unknown.numel()} rows compared with its own attention; these cannot be "
-            "verified.",
+            f"of {unknown.numel()} rows compared with its own attention; these cannot be verified.",
             stacklevel=2,
         )
     if not bool(compared.any()):

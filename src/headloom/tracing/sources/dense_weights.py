@@ -71,8 +71,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Callable[[LayerCall], o
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(". ")
             raise NothingRecordedError(
                 f"trace: {type(model).__name__} does not use the attention interface of "
-                "Transformers, and fails with output_attentions=True: "
-                f"{reason}."
+                f"Transformers, and fails with output_attentions=True: {reason}."
             ) from error
     if calls:
         warnings.warn(
