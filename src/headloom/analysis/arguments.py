@@ -31,15 +31,9 @@ def trace_of(operation: str, x: object) -> TraceData:
 
 
 def real_number(
-    operation: str,
-    name: str,
-    value: SupportsFloat,
-    least: float = 0.0,
-    most: float = 1.0,
-    *,
-    above: bool = False,
-    below: bool = False,
-) -> float:
+    operation: str, name: str, value: SupportsFloat, least: float = 0.0, most: float = 1.0, *,
+    above: bool = False, below: bool = False,
+) -> float:  # fmt: skip
     """Return a number between two bounds as a float; raise an InputError otherwise.
 
     above, below: whether the lower, or the upper, bound is excluded.

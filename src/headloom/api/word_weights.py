@@ -22,13 +22,9 @@ _Progress = Callable[[int, int], None]
 
 
 def word_weights_of(
-    model: Model,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    *,
-    steps: Sequence[Step],
+    model: Model, sources: Sequence[str], targets: Sequence[str], *, steps: Sequence[Step],
     progress: _Progress = lambda done, total: None,
-) -> Iterator[WordWeights]:
+) -> Iterator[WordWeights]:  # fmt: skip
     """Yield the weights between the words of each pair, in order; the first batch is verified."""
     pairs = list(zip(sources, targets, strict=True))
     full = [place for place, pair in enumerate(pairs) if all(map(str.strip, pair))]

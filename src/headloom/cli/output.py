@@ -314,12 +314,9 @@ def changed_edges(edges: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def print_trace(
-    trace: TraceData,
-    output: Path,
-    as_json: bool,
-    left_out: Sequence[str] | None = None,
+    trace: TraceData, output: Path, as_json: bool, left_out: Sequence[str] | None = None,
     unit: str = "tokens",
-) -> None:
+) -> None:  # fmt: skip
     """Print a summary of a trace: tokens, layers and verification.
 
     left_out: arrays of no layer; None: no arrays. unit: name of a position.

@@ -156,12 +156,9 @@ class TraceWriter:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        sequences: Mapping[str, Sequence[str]],
-        model: JsonMapping,
+        self, folder: Path, sequences: Mapping[str, Sequence[str]], model: JsonMapping,
         dtype: torch.dtype | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._sequences = {name: list(tokens) for name, tokens in sequences.items()}
         self._model, self._dtype = dict(model), dtype
@@ -338,13 +335,9 @@ def not_a_trace(path: Path) -> str | None:
 
 @contextmanager
 def writing_trace(
-    path: Path | str,
-    sequences: Mapping[str, Sequence[str]],
-    model: JsonMapping | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    overwrite: bool = False,
-) -> Iterator[TraceWriter]:
+    path: Path | str, sequences: Mapping[str, Sequence[str]], model: JsonMapping | None = None, *,
+    dtype: torch.dtype | None = None, overwrite: bool = False,
+) -> Iterator[TraceWriter]:  # fmt: skip
     """Write a trace folder layer by layer; it appears only if the block ends without an error.
 
     Args:

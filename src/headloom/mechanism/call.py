@@ -119,22 +119,11 @@ def check_tensors(operation: str, queries: object, keys: object, values: object)
 
 
 def checked_call(
-    operation: str,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    mask: MaskLike = None,
-    score: Score | None = None,
-    relative: Relative | None = None,
-    bias: Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    keep: Keep | None = None,
-    received: int | None = None,
-) -> AttentionCall:
+    operation: str, queries: Tensor, keys: Tensor, values: Tensor, *, mask: MaskLike = None,
+    score: Score | None = None, relative: Relative | None = None, bias: Tensor | None = None,
+    scale: float | None = None, softcap: float | None = None, sinks: Tensor | None = None,
+    dropout: float = 0.0, keep: Keep | None = None, received: int | None = None,
+) -> AttentionCall:  # fmt: skip
     """Check the arguments; return the call with a batch dimension and its defaults filled in."""
     if not (score is None and relative is None and bias is None and sinks is None):
         if score is not None and not isinstance(score, Score):

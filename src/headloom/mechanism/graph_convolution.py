@@ -37,19 +37,11 @@ class GraphLayer(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        heads: int = 1,
-        concat: bool = True,
-        negative_slope: float = 0.2,
-        dropout: float = 0.0,
-        add_self_loops: bool = True,
-        edge_dim: int | None = None,
-        fill_value: float | str = "mean",
-        bias: bool = True,
-        residual: bool = False,
-    ) -> None:
+        self, in_channels: int | tuple[int, int], out_channels: int, heads: int = 1,
+        concat: bool = True, negative_slope: float = 0.2, dropout: float = 0.0,
+        add_self_loops: bool = True, edge_dim: int | None = None, fill_value: float | str = "mean",
+        bias: bool = True, residual: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         name = type(self).__name__
         both = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels

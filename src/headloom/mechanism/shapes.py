@@ -29,12 +29,9 @@ _PLAIN = (str, bytes, bool, int, float, complex, np.generic, type(None), type, t
 
 
 def whole_number(
-    operation: str,
-    name: str,
-    number: SupportsIndex | None,
-    least: int = -FARTHEST,
+    operation: str, name: str, number: SupportsIndex | None, least: int = -FARTHEST,
     most: int | None = FARTHEST,
-) -> int:
+) -> int:  # fmt: skip
     """Return a whole number of any type but bool as an int; raise an InputError otherwise.
 
     least, most: bounds; most=None: no upper bound.

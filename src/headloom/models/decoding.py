@@ -97,17 +97,10 @@ class Hypothesis:
 
 @torch.no_grad()
 def beam_hypotheses(
-    model: Stepper,
-    state: DecodingState,
-    batch: int,
-    *,
-    start: int,
-    end: int,
-    max_length: int | Sequence[int],
-    beam: int = 5,
-    length_penalty: float = 1.0,
+    model: Stepper, state: DecodingState, batch: int, *, start: int, end: int,
+    max_length: int | Sequence[int], beam: int = 5, length_penalty: float = 1.0,
     progress: Callable[[int], None] = lambda length: None,
-) -> list[list[Hypothesis]]:
+) -> list[list[Hypothesis]]:  # fmt: skip
     """Return the likeliest sequences of a beam search, the best first.
 
     They are ranked by `Hypothesis.score`. A search stops when `beam` hypotheses have ended and no

@@ -49,13 +49,9 @@ def export_page(path: Path | str, collection: Collection) -> None:
 
 
 def collect(
-    traces: Sequence[TraceData],
-    title: str = "headloom",
-    *,
-    names: Sequence[str] | None = None,
-    history: TrainingHistory | None = None,
-    summary: JsonMapping | None = None,
-) -> Collection:
+    traces: Sequence[TraceData], title: str = "headloom", *, names: Sequence[str] | None = None,
+    history: TrainingHistory | None = None, summary: JsonMapping | None = None,
+) -> Collection:  # fmt: skip
     """Return the collection to show.
 
     Args:

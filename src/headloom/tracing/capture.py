@@ -35,15 +35,10 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def trace_with(
-    model: nn.Module,
-    inputs: Inputs | Tensor | str,
-    options: TraceOptions,
-    generate: int | Inputs | None = None,
-    *,
-    verification: JsonMapping | None = None,
-    about: JsonMapping | None = None,
-    progress: Progress = lambda path, number, expected: None,
-) -> TraceData | list[TraceData]:
+    model: nn.Module, inputs: Inputs | Tensor | str, options: TraceOptions,
+    generate: int | Inputs | None = None, *, verification: JsonMapping | None = None,
+    about: JsonMapping | None = None, progress: Progress = lambda path, number, expected: None,
+) -> TraceData | list[TraceData]:  # fmt: skip
     """Trace a model, as `trace`, with checked options.
 
     Args:

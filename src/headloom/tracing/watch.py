@@ -48,12 +48,9 @@ class Watched:
     """
 
     def __init__(
-        self,
-        reader: Reader,
-        options: TraceOptions,
-        about: JsonMapping,
+        self, reader: Reader, options: TraceOptions, about: JsonMapping,
         generation: Inputs | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._reader, self._options, self._about = reader, options, about
         self._generation = generation
         #: Traces of all texts so far, in order; a batch adds one for each input.

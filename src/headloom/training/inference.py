@@ -110,15 +110,9 @@ def open_run(path: Path | str, data: Path | None = None) -> TrainedRun:
 
 
 def generate_text(
-    run: TrainedRun,
-    prompt: str,
-    *,
-    length: int,
-    temperature: float = 0.8,
-    top: int | None = None,
-    top_p: float | None = None,
-    seed: int = 1,
-) -> str:
+    run: TrainedRun, prompt: str, *, length: int, temperature: float = 0.8, top: int | None = None,
+    top_p: float | None = None, seed: int = 1,
+) -> str:  # fmt: skip
     """Generate text after a prompt.
 
     Args:

@@ -113,16 +113,10 @@ def ratio(sums: Floats) -> Floats:
 
 
 def mean_measure(
-    name: str,
-    label: str,
-    totals: Sequence[float] | Floats,
-    counts: Sequence[float] | Floats,
-    *,
-    higher: bool,
-    formula: Callable[[Floats], Floats] = ratio,
-    digits: int = 4,
+    name: str, label: str, totals: Sequence[float] | Floats, counts: Sequence[float] | Floats, *,
+    higher: bool, formula: Callable[[Floats], Floats] = ratio, digits: int = 4,
     per_token: bool = False,
-) -> CorpusMeasure:
+) -> CorpusMeasure:  # fmt: skip
     """Make a mean over what the examples count: sum of totals / sum of counts.
 
     >>> mean_measure("loss", "loss", [2.0, 1.0], [1, 3], higher=False).value

@@ -149,12 +149,9 @@ def parts_by_tokens(tokens: Sequence[str], special: Sequence[bool] | None = None
 
 
 def word_weights(
-    trace: TraceData,
-    source: WordParts | None = None,
-    target: WordParts | None = None,
-    *,
+    trace: TraceData, source: WordParts | None = None, target: WordParts | None = None, *,
     steps: Sequence[Step] = STEPS,
-) -> WordWeights:
+) -> WordWeights:  # fmt: skip
     """Return the weights between words, of every head of cross-attention.
 
         W(t, s) = 1/|P_t|  sum over i in P_t  sum over j in P_s  w(r(i), j)

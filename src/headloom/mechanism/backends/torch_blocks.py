@@ -88,13 +88,9 @@ def blocks(call: AttentionCall) -> list[range]:
 
 
 def run_block(
-    step: Callable[[AttentionCall, Tensor, Tensor, Tensor, range], Result],
-    call: AttentionCall,
-    keys: Tensor,
-    values: Tensor,
-    rows: range,
-    recompute: bool,
-) -> Result:
+    step: Callable[[AttentionCall, Tensor, Tensor, Tensor, range], Result], call: AttentionCall,
+    keys: Tensor, values: Tensor, rows: range, recompute: bool,
+) -> Result:  # fmt: skip
     """Run one block of rows; with recompute, its inner tensors are recomputed in backward."""
     queries = call.queries[:, :, rows.start : rows.stop]
     if recompute and torch.is_grad_enabled():
@@ -221,13 +217,9 @@ def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def results_of_rows(
-    call: AttentionCall,
-    scores: Scores,
-    values: Values,
-    rows: range,
-    queries: int,
+    call: AttentionCall, scores: Scores, values: Values, rows: range, queries: int,
     kept: int | Tensor | None,
-) -> Results:
+) -> Results:  # fmt: skip
     """Return the results of a call for some rows.
 
     values: one head for each query head. queries: number of queries of the call.

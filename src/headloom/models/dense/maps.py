@@ -209,12 +209,9 @@ class _Maps(torch.autograd.Function):
 
 
 def rounded_maps(
-    rows: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    outputs: Sequence[Tensor],
-    relu: bool = False,
-) -> bool:
+    rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None],
+    outputs: Sequence[Tensor], relu: bool = False,
+) -> bool:  # fmt: skip
     """Fill the outputs of maps, factors rounded to bfloat16; return whether all are finite."""
     call = _call(rows, relu)
     for weight, bias, output in zip(weights, biases, outputs, strict=True):
@@ -223,12 +220,9 @@ def rounded_maps(
 
 
 def rounded_gradients(
-    rows: Tensor,
-    weights: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    by_outputs: Sequence[Tensor],
-    wants: Sequence[bool],
-) -> Gradients | None:
+    rows: Tensor, weights: Sequence[Tensor], outputs: Sequence[Tensor],
+    by_outputs: Sequence[Tensor], wants: Sequence[bool],
+) -> Gradients | None:  # fmt: skip
     """Return gradients of maps, factors rounded to bfloat16; None if a factor is not finite.
 
     outputs: of the maps if max(0, x) follows them; else empty.

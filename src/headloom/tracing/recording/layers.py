@@ -45,13 +45,9 @@ class LayerMaker:
     """
 
     def __init__(
-        self,
-        sequences: NamesOfSequences,
-        samples: int,
-        queries_keys: bool,
-        received: int | None,
+        self, sequences: NamesOfSequences, samples: int, queries_keys: bool, received: int | None,
         writer: TraceWriter | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._sequences, self._samples, self._queries_keys = sequences, samples, queries_keys
         self._received, self._writer = received, writer
         self._layers: list[list[TraceLayer]] = [[] for _ in range(samples)]

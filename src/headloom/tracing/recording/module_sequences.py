@@ -50,13 +50,9 @@ class ModuleSequences(NamesOfSequences):
     """Sequences of a model's call, from its layers: see `NamesOfSequences`."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        samples: int,
-        calls: Sequence[LayerCall],
+        self, model: nn.Module, inputs: Inputs, samples: int, calls: Sequence[LayerCall],
         tokenizer: Tokenizer,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._tokenizer, self._samples = tokenizer, samples
         self._lengths: dict[str, int] = {}
         self._ids: dict[str, Tensor] = {}

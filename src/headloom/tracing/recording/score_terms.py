@@ -70,16 +70,9 @@ def as_rule(mask: Mask | None, queries: int, keys: int, batch: int) -> Mask | No
 
 
 def cut_terms(
-    ranges: Tensor | None,
-    relative: Relative | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    *,
-    sample: int,
-    rows: slice,
-    columns: slice,
-    limit: int,
-) -> Terms:
+    ranges: Tensor | None, relative: Relative | None, bias: Tensor | None, sinks: Tensor | None, *,
+    sample: int, rows: slice, columns: slice, limit: int,
+) -> Terms:  # fmt: skip
     """Return the terms of a layer for one input, between rows and columns without padding.
 
     ranges: of the mask, see `ranges_of`. limit: most numbers of a bias without a rule.

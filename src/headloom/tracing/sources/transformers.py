@@ -258,12 +258,9 @@ class NothingRecordedError(InputError):
 
 @contextmanager
 def routed(
-    model: nn.Module,
-    receive: Receive,
-    excuse: Excuse = never,
-    aside: Aside = nullcontext,
+    model: nn.Module, receive: Receive, excuse: Excuse = never, aside: Aside = nullcontext,
     skips: Skips = lambda path: False,
-) -> Iterator[None]:
+) -> Iterator[None]:  # fmt: skip
     """Send every attention call of a model to `receive`, which returns the output.
 
     Args:

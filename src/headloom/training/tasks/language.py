@@ -90,14 +90,9 @@ class LanguageTask(TextTask):
     shorter = "choose a smaller task.block"
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        seed: int,
-        train: NDArray[np.unsignedinteger],
-        valid_text: str,
-        block: int,
-        digests: JsonObject,
-    ) -> None:
+        self, vocabulary: Vocabulary, seed: int, train: NDArray[np.unsignedinteger],
+        valid_text: str, block: int, digests: JsonObject,
+    ) -> None:  # fmt: skip
         super().__init__(vocabulary)
         self.description = DataDescription(vocabulary, digests)
         self.seed, self.block = seed, block
