@@ -31,22 +31,22 @@ def trace_of(operation: str, x: object) -> TraceData:
 
 
 def real_number(
-    operation: str, name: str, value: SupportsFloat, least: float = 0.0, most: float = 1.0, *,
-    above: bool = False, below: bool = False,
-) -> float:  # fmt: skip
-    """Return a number between two bounds as a float; raise an InputError otherwise.
+    operation: str, name: str, value: SupportsFloat, *, above: bool = False, below: bool = False
+) -> float:
+    """Return a number from 0 to 1 as a float; raise an InputError otherwise.
 
-    above, below: whether the lower, or the upper, bound is excluded.
+    above, below: whether 0, or 1, is excluded.
 
     >>> real_number("rollout", "residual", 1)
     1.0
     """
     real = math.nan if isinstance(value, str) else float(value)
-    fits = (real > least if above else real >= least) and (real < most if below else real <= most)
-    if not fits:
-        start = f"above {least:g}" if above else f"from {least:g}"
-        end = f", below {most:g}" if below else f", at most {most:g}" if above else f" to {most:g}"
-        raise InputError(f"{operation}: {name}={in_words(value)}; expected a number {start}{end}.")
+    if not ((real > 0 if above else real >= 0) and (real < 1 if below else real <= 1)):
+        end = ", below 1" if below else ", at most 1" if above else " to 1"
+        raise InputError(
+            f"{operation}: {name}={in_words(value)}; expected a number "
+            f"{'above' if above else 'from'} 0{end}."
+        )
     return real
 
 
