@@ -46,9 +46,19 @@ class Foreign:
         return self._tensor.__dlpack_device__()
 
 
+class Elsewhere(Foreign):
+    """An array on a device that torch does not have, that NumPy can read, as MLX's on a Mac."""
+
+    def __dlpack__(self, **options: object) -> object:
+        raise BufferError("no such device")
+
+    def __array__(self, *_: object, **options: object) -> np.ndarray:
+        return self._tensor.numpy()
+
+
 @pytest.mark.parametrize(
     "form",
-    ["torch", "big-endian", "read-only", "dlpack", "list", "nhd", "batch of one"],
+    ["torch", "big-endian", "read-only", "dlpack", "no-device", "list", "nhd", "batch of one"],
 )
 def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formula(form) -> None:
     queries, keys = drawn(3, 4, 9, 8), drawn(3, 2, 9, 8, seed=1)
@@ -61,6 +71,8 @@ def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formu
         first.flags.writeable = False
     elif form == "dlpack":
         first, second = Foreign(queries), Foreign(keys)
+    elif form == "no-device":
+        first, second = Elsewhere(queries), Elsewhere(keys)
     elif form == "list":
         first, second = list(queries.numpy()), tuple(keys)
     elif form == "nhd":
@@ -77,6 +89,17 @@ def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formu
         assert torch.allclose(layer.matrix.to_dense().double(), expected, atol=2e-6)
         assert layer.value_norms is None
         assert layer.deviation is None
+
+
+@pytest.mark.parametrize("form", [Foreign, Tensor.numpy])
+def test_attend_takes_arrays_of_any_library(form) -> None:
+    queries, keys, values = drawn(3, 4, 9, 8)
+    output, weights = headloom.attend(*map(form, (queries, keys, values)), keep="all")
+    expected = by_formula(queries, keys)
+    assert torch.allclose(weights.double(), expected, atol=2e-6)
+    assert torch.allclose(output.double(), expected @ values.double(), atol=2e-6)
+    with pytest.raises(headloom.InputError, match="attend: keys are list; expected a tensor"):
+        headloom.attend(queries, [[1.0]], values)
 
 
 def test_positions_and_caps_are_those_of_attend() -> None:

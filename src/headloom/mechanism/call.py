@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.graph import TENSORS, AttentionGraph, Keep, Top
@@ -106,16 +107,24 @@ def graph_of(call: AttentionCall, results: Results) -> AttentionGraph:
     return graph
 
 
-def check_tensors(operation: str, queries: object, keys: object, values: object) -> None:
-    """Raise an InputError if queries, keys or values are no tensor."""
+def as_tensors(
+    operation: str, queries: object, keys: object, values: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values as tensors; an array with `__dlpack__` shares its memory.
+
+    Raises: InputError: something else.
+    """
     if isinstance(queries, Tensor) and isinstance(keys, Tensor) and isinstance(values, Tensor):
-        return
-    for name, tensor in zip(_NAMES, (queries, keys, values), strict=True):
-        if not isinstance(tensor, Tensor):
+        return queries, keys, values
+    tensors = []
+    for name, array in zip(_NAMES, (queries, keys, values), strict=True):
+        if not isinstance(array, Tensor) and not hasattr(array, "__dlpack__"):
             raise InputError(
-                f"{operation}: {name} are {type(tensor).__name__}; expected a tensor, as from "
-                "torch.as_tensor."
+                f"{operation}: {name} are {type(array).__name__}; expected a tensor, as from "
+                "torch.as_tensor, or an array with __dlpack__."
             )
+        tensors.append(array if isinstance(array, Tensor) else from_dlpack(array))
+    return tensors[0], tensors[1], tensors[2]
 
 
 def checked_call(

@@ -15,7 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from headloom.errors import BackendError, InputError, no_keyword
 from headloom.mechanism import neighbours
 from headloom.mechanism.backends import native, native_request, torch_ops, triton
-from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
+from headloom.mechanism.call import AttentionCall, as_tensors, checked_call
 from headloom.mechanism.graph import All, AttentionGraph, KeepLike, Top, as_keep
 from headloom.mechanism.masks import MaskLike, read_mask
 from headloom.mechanism.positions import Relative
@@ -165,13 +165,13 @@ def attention(
             attention, inputs, *inputs, mask=mask, score=score, relative=relative, bias=bias,
             scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, backend=backend,
         )  # fmt: skip
-    check_tensors("attention", *inputs)
+    inputs = as_tensors("attention", *inputs)
     call = checked_call(
         "attention", *inputs, mask=mask, score=score, relative=relative, bias=bias, scale=scale,
         softcap=softcap, sinks=sinks, dropout=dropout,
     )  # fmt: skip
     output, _ = run("attention", call, backend)
-    return output if queries.ndim == 4 else output[0]
+    return output if inputs[0].ndim == 4 else output[0]
 
 
 #: Keywords of `attention`, and their names in other libraries.
@@ -250,7 +250,7 @@ def attend(
 ) -> tuple[Tensor, AttentionGraph | Tensor]:
     """Return the attention output, and its strongest edges or all weights.
 
-    It takes the arguments of `attention`, and two more:
+    It takes the arguments of `attention` (tensors, or arrays of NumPy, JAX or MLX), and two more:
 
     keep: number of strongest edges that the graph keeps for each query, or ``Top(n)``; "all" or
         ``All()`` for the dense weights. Weights are those before dropout.
@@ -290,7 +290,7 @@ def attend(
             scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, keep=keep,
             received=received, backend=backend,
         )  # fmt: skip
-    check_tensors("attend", *inputs)
+    inputs = as_tensors("attend", *inputs)
     last = None if received is False else last_queries(received, "attend")
     if last is not None and isinstance(keep, All):
         raise InputError(
@@ -303,4 +303,4 @@ def attend(
     )  # fmt: skip
     output, kept = run("attend", call, backend)
     assert kept is not None  # by keep
-    return (output, kept) if queries.ndim == 4 else (output[0], kept[0])
+    return (output, kept) if inputs[0].ndim == 4 else (output[0], kept[0])

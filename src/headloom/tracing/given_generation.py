@@ -33,7 +33,7 @@ class JoinedWeights(NamedTuple):
     names: list[str] | None = None
 
 
-def join_weights(weights: Any, tokenizer: object) -> JoinedWeights:
+def join_weights(weights: object, tokenizer: object) -> JoinedWeights:
     """Return the weights of arrays, or of an output of Transformers: see `from_weights`.
 
     Raises: InputError: no weights; beams without `beam_indices`; steps that do not fit together.
@@ -85,7 +85,7 @@ def join_weights(weights: Any, tokenizer: object) -> JoinedWeights:
     return JoinedWeights(layers, spans, length, ids, kinds, names)
 
 
-def _is_nested(steps: Any) -> bool:
+def _is_nested(steps: object) -> bool:
     return isinstance(steps, list | tuple) and bool(steps) and isinstance(steps[0], list | tuple)
 
 

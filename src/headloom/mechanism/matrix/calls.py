@@ -20,7 +20,7 @@ from torch import Tensor
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.backends.compiled import keep_dtypes
 from headloom.mechanism.backends.torch_blocks import block_scores, in_float
-from headloom.mechanism.call import AttentionCall, check_tensors, checked_call
+from headloom.mechanism.call import AttentionCall, as_tensors, checked_call
 from headloom.mechanism.function import Backend, run
 from headloom.mechanism.graph import AttentionGraph, Top
 from headloom.mechanism.mask import KeyRanges
@@ -188,7 +188,7 @@ def matrix_call(
 ) -> MatrixCall:
     """Check the arguments of an AttentionMatrix; convert half precision to float32."""
     name = "AttentionMatrix"
-    check_tensors(name, queries, keys, keys)
+    queries, keys, _ = as_tensors(name, queries, keys, keys)
     for part, tensor in (("queries", queries), ("keys", keys)):
         if tensor.ndim not in (3, 4):
             raise ShapeError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.utils.dlpack
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.dlpack import from_dlpack
 
 from headloom.errors import InputError, ShapeError
 from headloom.mechanism.backends.torch_blocks import strongest
@@ -19,7 +19,7 @@ from headloom.tracing.recording.layer_call import LayerCall
 #: weight.
 NEAR, NEAR_HALF = 1e-4, 2e-2
 
-_EXPECTED = "an array of numbers of NumPy, torch or JAX, or a list with one for each layer"
+_EXPECTED = "an array of numbers of NumPy, torch, JAX or MLX, or a list with one for each layer"
 
 
 def as_tensor(name: str, array: object) -> Tensor:
@@ -33,7 +33,10 @@ def as_tensor(name: str, array: object) -> Tensor:
     if isinstance(array, Tensor):
         tensor = array.detach().cpu()
     elif hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
-        tensor = torch.utils.dlpack.from_dlpack(array).cpu()
+        try:
+            tensor = from_dlpack(array).cpu()
+        except (BufferError, RuntimeError):  # a device that torch does not have, as MLX's on a Mac
+            return as_tensor(name, np.asarray(array))
     elif hasattr(array, "__array__"):
         numbers = np.asarray(array)
         # In native byte order and writable memory, as torch requires.
