@@ -29,7 +29,7 @@ from headloom.mechanism.shapes import in_words
 
 if TYPE_CHECKING:
     from headloom.formats.trace import TraceData
-    from headloom.tracing.given import GivenSequences
+    from headloom.tracing.given_sequences import GivenSequences
 
 #: Environment variable with the folder of the traces; without it the plugin does nothing.
 FOLDER = "HEADLOOM_VLLM_DIR"
@@ -326,7 +326,7 @@ def written(request: Request, config: Any, name: str, ids: list[int], prompt: in
 
 def names_of(config: Any, ids: list[int], prompt: int) -> GivenSequences:
     """Return the names of tokens, of which those after the prompt were generated."""
-    from headloom.tracing.given import GivenSequences
+    from headloom.tracing.given_sequences import GivenSequences
 
     class Names(GivenSequences):
         def of(self, name: str, length: int, sample: int) -> Any:
