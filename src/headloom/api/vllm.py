@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headloom.formats.trace import TraceData
     from headloom.tracing.given_sequences import GivenSequences
 
+Vllm = Any  # an object of vLLM, whose types are not known here
 #: Environment variable with the folder of the traces; without it the plugin does nothing.
 FOLDER = "HEADLOOM_VLLM_DIR"
 #: Name of the extra argument of a request, and of the entry in its answer.
@@ -53,33 +54,33 @@ def register() -> None:
     _extend(import_module("vllm.v1.core.sched.scheduler").Scheduler, "_free_request", _ended)
 
 
-def _extend(kind: Any, name: str, extension: Callable[..., Any]) -> None:
+def _extend(kind: Vllm, name: str, extension: Callable[..., Any]) -> None:
     """Call a function with the result and the arguments of each call of a method; once."""
     method = getattr(kind, name)
     if hasattr(method, NAME):
         return
 
     @wraps(method)
-    def extended(*arguments: Any, **keywords: Any) -> Any:
+    def extended(*arguments: Vllm, **keywords: Vllm) -> Vllm:
         return extension(method(*arguments, **keywords), *arguments)
 
     setattr(extended, NAME, True)
     setattr(kind, name, extended)
 
 
-def _asked(request: Any) -> Any:
+def _asked(request: Vllm) -> Vllm:
     """Return the extra argument of a request; None: it has none."""
     return (getattr(request.sampling_params, "extra_args", None) or {}).get(NAME)
 
 
-def _added(result: Any, engine: Any, request: Any, *_: Any) -> Any:
+def _added(result: Vllm, engine: Vllm, request: Vllm, *_: Vllm) -> Vllm:
     """Note how to call the worker at the end of a request that asks."""
     if _asked(request) is not None:
         setattr(request, NAME, engine.model_executor.collective_rpc)
     return result
 
 
-def _ended(result: Any, _: Any, request: Any, *__: Any) -> Any:
+def _ended(result: Vllm, _: Vllm, request: Vllm, *__: Vllm) -> Vllm:
     """Have the trace of a request written, and add its path to the answer."""
     call = getattr(request, NAME, None)
     if call is None:
@@ -91,7 +92,7 @@ def _ended(result: Any, _: Any, request: Any, *__: Any) -> Any:
 
 
 @cache
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Vllm:
     """Return the subclass of a backend of vLLM whose layers record."""
     if name not in BACKENDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -100,7 +101,7 @@ def __getattr__(name: str) -> Any:
     backend = getattr(import_module(path), kind)
     layer_kind = backend.get_impl_cls()
 
-    def create(self: Any, *arguments: Any, **keywords: Any) -> None:
+    def create(self: Vllm, *arguments: Vllm, **keywords: Vllm) -> None:
         layer_kind.__init__(self, *arguments, **keywords)
         first = import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
         _extend(first, "_update_states", recorder().first_runner)
@@ -109,7 +110,7 @@ def __getattr__(name: str) -> Any:
         _extend(second, "gather_batch_req_state", recorder().second_runner)
 
     @wraps(layer_kind.forward)
-    def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def forward(self: Vllm, *arguments: Vllm, **keywords: Vllm) -> Vllm:
         output = layer_kind.forward(self, *arguments, **keywords)
         if recorder().requests:
             layer, query, key, _, cache, metadata = arguments[:6]
@@ -160,7 +161,7 @@ class Layer:
     cached prefix have no queries.
     """
 
-    def __init__(self, layer: Any, first: int, queries: Tensor, keys: Tensor) -> None:
+    def __init__(self, layer: Vllm, first: int, queries: Tensor, keys: Tensor) -> None:
         self.layer, self.first, self.count = layer, first, len(keys)
         self.queries, self.keys = queries, keys
 
@@ -185,7 +186,7 @@ class Request:
     layers: dict[int, Layer] = field(default_factory=dict)
     failure: str | None = None
 
-    def record(self, layer: Any, start: int, queries: Tensor, keys: Tensor, prefix: Any) -> None:
+    def record(self, layer: Vllm, start: int, queries: Tensor, keys: Tensor, prefix: Any) -> None:
         """Add the rows of a step. prefix: returns the keys before a position."""
         heads, number = self.wanted.heads, layer_number(layer)
         if heads is not None:
@@ -214,46 +215,45 @@ class Recorder:
         #: Returns the ids of the requests of the running step, in the order of its rows.
         self._batch: Callable[[], Sequence[str]] = tuple
 
-    def add(self, result: Any, _: Any, step: Any) -> Any:
+    def add(self, result: Vllm, _: Vllm, step: Vllm) -> Vllm:
         """Begin to record the new requests of a step that ask for it."""
         for data in step.scheduled_new_reqs:
-            value = _asked(data)
-            if value is None or data.req_id in self.requests:
+            if _asked(data) is None or data.req_id in self.requests:
                 continue
             request = self.requests[data.req_id] = Request()
             try:
-                request.wanted = Wanted.of(value)
+                request.wanted = Wanted.of(_asked(data))
             except InputError as error:
                 request.failure = str(error)
         return result
 
-    def first_runner(self, result: Any, runner: Any, step: Any) -> Any:
+    def first_runner(self, result: Vllm, runner: Vllm, step: Vllm) -> Vllm:
         """Follow vLLM's first model runner, which serves CPUs."""
         self._batch = lambda: runner.input_batch.req_ids
         return self.add(result, runner, step)
 
-    def second_runner(self, result: Any, *_: Any) -> Any:
+    def second_runner(self, result: Vllm, *_: Vllm) -> Vllm:
         """Follow vLLM's second model runner."""
         ids = () if result[0] is None else result[0].req_ids
         self._batch = lambda: ids
         return result
 
-    def record(self, layer: Any, query: Tensor, key: Tensor, cache: Tensor, metadata: Any) -> None:
+    def record(self, layer: Vllm, query: Tensor, key: Tensor, cache: Tensor, step: Vllm) -> None:
         """Copy the rows of a layer's step for the requests that ask for it."""
         number, rows = layer_number(layer), None
         for place, name in enumerate(self._batch()):
             request = self.requests.get(name)
             if request is None or request.failure is not None:
                 continue
-            if request.wanted.layers is not None and number not in request.wanted.layers:
+            if number not in (request.wanted.layers or (number,)):
                 continue
             try:
                 if rows is None:
-                    check_layer(layer, key, cache, metadata)
-                    rows = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+                    check_layer(layer, key, cache, step)
+                    rows = step.query_start_loc.tolist(), step.seq_lens.tolist()
                 begin, end = rows[0][place : place + 2]
                 start = rows[1][place] - (end - begin)
-                prefix = partial(cached_keys, layer, key, cache, metadata, place)
+                prefix = partial(cached_keys, layer, key, cache, step, place)
                 request.record(layer, start, query[begin:end], key[begin:end], prefix)
             except Exception as error:  # a trace never breaks the server
                 request.failure, request.layers = str(error), {}
@@ -265,7 +265,7 @@ def recorder() -> Recorder:
     return Recorder()
 
 
-def finish(worker: Any, name: str, ids: list[int], prompt: int) -> JsonObject:
+def finish(worker: Vllm, name: str, ids: list[int], prompt: int) -> JsonObject:
     """Write the trace of a request that ends; return its path, or why there is none."""
     request = recorder().requests.pop(name, Request(failure="the request did not run."))
     try:
@@ -279,7 +279,7 @@ def finish(worker: Any, name: str, ids: list[int], prompt: int) -> JsonObject:
         return {"error": str(error)}
 
 
-def written(request: Request, config: Any, name: str, ids: list[int], prompt: int) -> TraceData:
+def written(request: Request, config: Vllm, name: str, ids: list[int], prompt: int) -> TraceData:
     """Compute and write the trace of a request."""
     # These load pyarrow and pandas, which vLLM's other processes do not need.
     from headloom.tracing.options import TraceOptions
@@ -324,7 +324,7 @@ def written(request: Request, config: Any, name: str, ids: list[int], prompt: in
     return trace
 
 
-def names_of(config: Any, ids: list[int], prompt: int) -> GivenSequences:
+def names_of(config: Vllm, ids: list[int], prompt: int) -> GivenSequences:
     """Return the names of tokens, of which those after the prompt were generated."""
     from headloom.tracing.given_sequences import GivenSequences
 
@@ -353,12 +353,12 @@ def small(trace: TraceData) -> JsonObject:
     return {"layers": layers}
 
 
-def layer_number(layer: Any) -> int:
+def layer_number(layer: Vllm) -> int:
     """Return the number in the path of a layer: 9 of model.layers.9.self_attn.attn."""
     return int(re.findall(r"\d+", layer.layer_name)[0])
 
 
-def check_layer(layer: Any, key: Tensor, cache: Tensor, metadata: Any) -> None:
+def check_layer(layer: Vllm, key: Tensor, cache: Tensor, metadata: Vllm) -> None:
     """Raise an InputError for layers whose weights are not those of its queries and keys."""
     reasons = {
         "is not causal self-attention": type(layer).__name__ != "Attention"
@@ -375,7 +375,7 @@ def check_layer(layer: Any, key: Tensor, cache: Tensor, metadata: Any) -> None:
 
 
 def cached_keys(
-    layer: Any, like: Tensor, cache: Tensor, metadata: Any, place: int, count: int
+    layer: Vllm, like: Tensor, cache: Tensor, metadata: Vllm, place: int, count: int
 ) -> Tensor:
     """Return the first keys of a request of the batch from the paged cache.
 
