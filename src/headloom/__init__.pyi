@@ -3,6 +3,7 @@
 A name that is imported here is `headloom.NAME`, in `headloom.__all__`, and typed.
 """
 
+from . import rows as rows
 from .analysis.alignment.align import Alignment as Alignment
 from .analysis.alignment.links import ErrorRate as ErrorRate
 from .analysis.alignment.links import alignment_error_rate as alignment_error_rate
