@@ -27,6 +27,7 @@ from headloom.api.questions import (
 )
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject, in_brief
+from headloom.tracing.arguments import Tokenizer
 from headloom.tracing.huggingface import token_limit
 from headloom.tracing.model_state import evaluation_mode
 from headloom.tracing.names import token_names
@@ -47,13 +48,13 @@ class PretrainedModel(Model):
     """Model of Transformers and its tokenizer, by default that of its `name_or_path`."""
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             self._tokenizer = find_tokenizer(self._config)
         return self._tokenizer
 
     @property
-    def _words(self) -> Any:
+    def _words(self) -> Tokenizer:
         """Tokenizer. Raises: InputError: there is none."""
         if self.tokenizer is None:
             raise InputError(

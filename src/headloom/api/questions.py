@@ -19,6 +19,7 @@ from headloom.formats.tokens import visible
 from headloom.formats.trace import TraceData
 from headloom.formats.trace_writer import not_a_trace
 from headloom.models.dense import Products
+from headloom.tracing.arguments import Tokenizer
 from headloom.tracing.capture import trace_with
 from headloom.tracing.capture import verify as verify_model
 from headloom.tracing.options import TraceOptions
@@ -170,7 +171,7 @@ class Questions:
         return self._module
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """Tokenizer, which names the token ids; None: there is none, as of images."""
         return self._tokenizer
 

@@ -15,13 +15,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headloom.analysis.weights import left_out, mass_on_keys, mean_left_out
 from headloom.formats.files import finite
 from headloom.formats.trace import TraceData, TraceLayer
 from headloom.mechanism.matrix.attention_matrix import AttentionMatrix
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 #: Rows of a piece of edges.
 BLOCK = 1024
 #: Keys have 16 bits below this length; the value 65535 means no edge.

@@ -10,7 +10,6 @@ import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -199,7 +198,7 @@ def describe(model: nn.Module) -> JsonObject:
     }
 
 
-def _quantization(config: Any) -> JsonObject:
+def _quantization(config: object) -> JsonObject:
     """Return the quantization of the weights; empty: none."""
     gguf = getattr(config, "gguf", None)
     if isinstance(gguf, dict):

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from headloom.errors import InputError
 from headloom.mechanism.graph import Keep, Top
 from headloom.mechanism.received import LastQueries, last_queries
 from headloom.mechanism.shapes import check_flag, in_words, whole_number
+from headloom.tracing.arguments import Tokenizer
 
 #: Tokens to verify by default. 64 of 8,192 are 0.8 percent.
 TOKENS = 64
@@ -31,7 +31,7 @@ class TraceOptions:
     Raises: InputError: an option is not valid.
     """
 
-    tokenizer: Any = None
+    tokenizer: Tokenizer = None
     keep: Keep = Top(32)  # noqa: RUF009 - frozen
     queries_keys: bool = True
     layers: Sequence[int | str] | None = None

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch import nn
 
 from headloom.errors import DataError, HeadloomError, InputError, installing, optional_package
 from headloom.formats.files import JsonMapping, JsonObject, in_brief, is_there, open_file
+from headloom.tracing.arguments import Tokenizer
 from headloom.tracing.locating import (
     PACKAGED,
     check_memory,
@@ -70,7 +72,7 @@ _LOCK = threading.Lock()
 Settings = dict[str, int | float | str]
 
 
-def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.Module, Any]:
+def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.Module, Tokenizer]:
     """Load a model and its tokenizer, in evaluation mode.
 
     Args:
@@ -112,7 +114,7 @@ def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.
 
 
 @contextmanager
-def without_output(library: Any) -> Iterator[None]:
+def without_output(library: ModuleType) -> Iterator[None]:
     """Silence the progress bars and warnings of Transformers; errors still raise."""
     bars, hub = library.utils.logging, logging.getLogger("huggingface_hub")
     level = hub.level
@@ -130,8 +132,8 @@ def without_output(library: Any) -> Iterator[None]:
 
 
 def _load(
-    library: Any, source: Path | str, cached: bool, predicting: bool
-) -> tuple[nn.Module, Any]:
+    library: ModuleType, source: Path | str, cached: bool, predicting: bool
+) -> tuple[nn.Module, Tokenizer]:
     """Return the model and its tokenizer; errors of Transformers pass through."""
     # Never run code that comes with a model.
     options: JsonObject = {"trust_remote_code": False, "local_files_only": cached}
@@ -163,7 +165,7 @@ def _reads_text(config: object) -> bool:
     return kind in TOKENIZER_MAPPING or kind not in IMAGE_PROCESSOR_MAPPING
 
 
-def find_tokenizer(config: PretrainedConfig) -> Any:
+def find_tokenizer(config: PretrainedConfig) -> Tokenizer:
     """Return the tokenizer of where a model of Transformers was loaded from; None: none is there.
 
     Nothing is downloaded.
@@ -268,7 +270,7 @@ def _read_gguf(path: Path) -> tuple[GGUFReader, Settings]:
     return reader, settings
 
 
-def _load_gguf(path: Path, library: Any, predicting: bool) -> tuple[nn.Module, Any]:
+def _load_gguf(path: Path, library: ModuleType, predicting: bool) -> tuple[nn.Module, Tokenizer]:
     """Return the model of a GGUF file, with weights converted to float32, and its tokenizer."""
     reader, settings = _read_gguf(path)
     numbers: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from headloom.formats.trace import TraceData
 from headloom.mechanism.graph import AttentionGraph, KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
 from headloom.mechanism.watching import layers_of
-from headloom.tracing.arguments import Arguments, Inputs, cache_among, positions_in
+from headloom.tracing.arguments import Arguments, Inputs, Tokenizer, cache_among, positions_in
 from headloom.tracing.huggingface import TransformersReader, reader_of
 from headloom.tracing.model_state import Hook, describe, uncompiled
 from headloom.tracing.options import TraceOptions, Verify
@@ -291,7 +291,7 @@ class Watched:
 def watch(
     model: nn.Module,
     *,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer = None,
     keep: KeepLike = 32,
     queries_keys: bool = True,
     layers: Sequence[int | str] | None = None,

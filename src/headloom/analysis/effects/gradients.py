@@ -114,11 +114,11 @@ class _Mark(torch.autograd.Function):
 def _recomputing(model: nn.Module) -> Iterator[None]:
     """Apply activation checkpointing to the blocks of a model."""
 
-    def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def recomputed(forward: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(forward)
-        def run(*args: Any, **options: Any) -> Any:
+        def run(*args: object, **options: object) -> object:
             whole = functools.partial(forward, **options)
-            output = checkpoint(whole, *args, use_reentrant=False, preserve_rng_state=False)
+            output: object = checkpoint(whole, *args, use_reentrant=False, preserve_rng_state=False)
             release_memory()
             return output
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headloom.errors import InputError
+from headloom.tracing.arguments import Tokenizer
 from headloom.tracing.model_state import evaluation_mode
 
 #: One token in so many is masked.
@@ -28,7 +28,7 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def masked_loss(
-    model: nn.Module, inputs: Mapping[str, Tensor], tokenizer: Any
+    model: nn.Module, inputs: Mapping[str, Tensor], tokenizer: Tokenizer
 ) -> Callable[[], Tensor]:
     """Return the loss of a masked language model: mean cross-entropy of masked tokens, in nats.
 

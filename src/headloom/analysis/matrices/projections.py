@@ -119,7 +119,7 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
         )  # fmt: skip
 
 
-def _matrix(module: Any) -> Tensor | None:
+def _matrix(module: object) -> Tensor | None:
     """Return the matrix of a projection, (in, out); None: not a projection."""
     if isinstance(module, nn.Sequential | nn.ModuleList) and len(module):
         # A projection and its dropout.

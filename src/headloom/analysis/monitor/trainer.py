@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headloom.analysis.monitor.monitor import Monitor
+from headloom.formats.files import JsonObject
 from headloom.tracing.sources.transformers import transformers
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class MonitorCallback(TrainerCallback):
         if self.monitor is not None:  # the last training ended by an error
             self.monitor.__exit__(InterruptedError, None, None)
         if state.is_world_process_zero:
-            options: dict[str, Any] = {"tokenizer": event.get("processing_class")} | self._options
+            options: JsonObject = {"tokenizer": event.get("processing_class")} | self._options
             options["step"] = state.global_step or None
             self.monitor = Monitor(event["model"], self._folder, **options)
             self.monitor.__enter__()

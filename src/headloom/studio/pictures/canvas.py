@@ -23,13 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from headloom.errors import InputError
 from headloom.formats.files import atomic_file
 from headloom.formats.tokens import visible
 from headloom.studio.pictures.palette import Theme, palette
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 T = TypeVar("T")
 
 _FORMATS = ("png", "svg", "pdf")

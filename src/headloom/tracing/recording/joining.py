@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from headloom.mechanism.graph import AttentionGraph
+from headloom.tracing.arguments import Arguments
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 
 #: Steps of a generation that are joined while it runs.
@@ -83,7 +83,7 @@ class Steps:
             room[:, :, : count * shape[2]]
             for room, shape in zip(self._rooms, self._shapes, strict=True)
         ]
-        of_graph: dict[str, Any] = dict(zip(_OF_GRAPH, rows, strict=False))
+        of_graph: Arguments = dict(zip(_OF_GRAPH, rows, strict=False))
         call = self._call.changed(
             graph=AttentionGraph(**of_graph, length=self._length),
             deviations=_largest(self._deviations),

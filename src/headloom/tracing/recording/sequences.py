@@ -118,7 +118,7 @@ class SoundAxis:
     count: int
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Inputs, tokenizer: Any) -> SoundAxis | None:
+    def of(cls, model: nn.Module, inputs: Inputs, tokenizer: Tokenizer) -> SoundAxis | None:
         """Return the axis of a model on its inputs; None: unknown.
 
         The rate is from the processor or feature extractor given as the tokenizer, otherwise the
@@ -162,7 +162,7 @@ class SoundAxis:
         return [f"{second:.{digits}f} s" for second in self.seconds(start, stop)]
 
 
-def _extractor(model: nn.Module, tokenizer: Any) -> Any:
+def _extractor(model: nn.Module, tokenizer: Tokenizer) -> Tokenizer:
     """Return the feature extractor, or the default one of the family; None: unknown."""
     if isinstance(tokenizer, Mapping):
         tokenizer = tokenizer.get("source")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headloom.mechanism.parts import in_float64
+from headloom.tracing.arguments import Arguments
 from headloom.tracing.recording.score_terms import score_mask
 
 #: Scores on which a `score_mod` is tested, beside 0.
@@ -80,7 +81,7 @@ class FlexCall:
         return self._cells(self.score_mod, "score_mod", (score,), rows, buffers)
 
     @torch.no_grad()
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> Arguments:
         """Return mask, bias and soft cap of the call, as arguments of a `LayerCall`.
 
         Raises: UnreadableRuleError: a trace cannot keep its functions.

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from headloom.tracing.recording.sequences import layer_kind
 from headloom.tracing.sources.source import Excuse, Modules, Receive, Source, excused, never
 
 
-def transformers() -> Any:
+def transformers() -> ModuleType:
     """Import the library.
 
     Raises: InputError: not installed.
