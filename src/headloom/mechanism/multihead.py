@@ -380,11 +380,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
                 "add_zero_attn), and keys and values have the same input width (kdim, vdim)."
             )
         layer = cls(
-            module.embed_dim,
-            module.num_heads,
-            bias=module.in_proj_bias is not None,
-            dropout=module.dropout,
-            source_width=module.kdim,
-        ).to(module.out_proj.weight)
+            module.embed_dim, module.num_heads, bias=module.in_proj_bias is not None,
+            dropout=module.dropout, source_width=module.kdim,
+        ).to(module.out_proj.weight)  # fmt: skip
         layer.load_state_dict(module.state_dict())
         return layer.train(module.training)

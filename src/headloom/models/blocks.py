@@ -112,12 +112,8 @@ def closing_norm(architecture: Architecture) -> nn.Module:
 
 def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttention:
     layer = MultiHeadAttention(
-        architecture.width,
-        architecture.heads,
-        kv_heads=architecture.kv_heads,
-        depth=architecture.depth,
-        bias=architecture.biases,
-        dropout=architecture.attention_dropout,
+        architecture.width, architecture.heads, kv_heads=architecture.kv_heads,
+        depth=architecture.depth, bias=architecture.biases, dropout=architecture.attention_dropout,
         # Distances between two texts have no meaning.
         relative="none" if kind == "cross" else architecture.relative,
         positions=PositionSizes(

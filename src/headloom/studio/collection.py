@@ -127,11 +127,8 @@ class Example:
                 if "seconds" in known
             },
             "patches": [name for name in trace.sequences if has_patches(trace, name)],
-            "deviation": trace.deviation,
-            "side": self.overviews.side,
-            "local": self.local,
-            "flows": _flow_kinds(trace),
-            "read": self.text is not None,
+            "deviation": trace.deviation, "side": self.overviews.side, "local": self.local,
+            "flows": _flow_kinds(trace), "read": self.text is not None,
             "verification": None if trace.verification is None else dict(trace.verification),
             "layers": [
                 {

@@ -82,13 +82,9 @@ class Corpus:
         results = reading.layer
         with self._adding:
             result: JsonObject = finite({
-                "texts": reading.fitting,
-                "taken": len(reading.texts),
-                "read": reading.next,
-                "others": reading.others,
-                "failed": reading.next - len(results.texts),
-                "problems": reading.problems[:_PROBLEMS],
-                "bounds": results.bounds,
+                "texts": reading.fitting, "taken": len(reading.texts), "read": reading.next,
+                "others": reading.others, "failed": reading.next - len(results.texts),
+                "problems": reading.problems[:_PROBLEMS], "bounds": results.bounds,
                 "quantiles": list(QUANTILES),
                 "exemplars": [
                     self._shown(edge, layer) for edge in results.exemplars(head, sinks=sinks)

@@ -89,12 +89,8 @@ class Neurons:
             "weights": row.weights,
         }  # fmt: skip
         numbers = {
-            "missing": None,
-            "depth": row.depth,
-            "scaling": row.scaling,
-            "positions": layer.positions,
-            "q": row.q.tolist(),
-            "k": row.k[key].tolist(),
+            "missing": None, "depth": row.depth, "scaling": row.scaling,
+            "positions": layer.positions, "q": row.q.tolist(), "k": row.k[key].tolist(),
             "products": row.products(key),
             "terms": [dataclasses.astuple(term) for term in row.terms(key)],
             "listed": {

@@ -112,19 +112,12 @@ class LayerMaker:
             tensors = tensors[0].clone(memory_format=layout), tensors[1].clone(memory_format=layout)
         norms = call.value_norms
         return TraceLayer(
-            name=call.path,
-            kind=call.kind,
-            index=call.index,
-            shape=(part.shape[0], part.shape[1], part.shape[2]),
-            queries_from=ends[0],
-            keys_from=ends[1],
-            query_tokens=rows.names,
-            key_tokens=columns.names,
-            scale=call.scale,
+            name=call.path, kind=call.kind, index=call.index,
+            shape=(part.shape[0], part.shape[1], part.shape[2]), queries_from=ends[0],
+            keys_from=ends[1], query_tokens=rows.names, key_tokens=columns.names, scale=call.scale,
             positions=call.positions,
             mask=terms.rule if terms is not None and terms.mask_known else proven_mask(part),
-            softcap=call.softcap,
-            deviation=call.deviations[min(sample, len(call.deviations) - 1)],
+            softcap=call.softcap, deviation=call.deviations[min(sample, len(call.deviations) - 1)],
             data=LayerInMemory(
                 part, tensors, terms,
                 None if norms is None else _of_sample(norms, sample, columns.span).cpu(),
@@ -145,16 +138,10 @@ class LayerMaker:
         queries = _of_sample(call.queries, sample, rows)
         keys = _of_sample(call.keys, sample, columns)
         terms = cut_terms(
-            ranges,
-            call.relative,
-            call.bias,
-            call.sinks,
-            sample=sample,
-            rows=rows,
-            columns=columns,
+            ranges, call.relative, call.bias, call.sinks, sample=sample, rows=rows, columns=columns,
             # At most as large as queries and keys together.
             limit=queries.shape[0] * queries.shape[1] * keys.shape[2] + keys.numel(),
-        )
+        )  # fmt: skip
         lse = call.graph[sample].lse[:, rows]
         far = float(lse[lse.isfinite()].abs().max()) if bool(lse.isfinite().any()) else 0.0
         # For example by an added mask of large numbers, in a row without other keys.
