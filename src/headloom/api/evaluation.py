@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from headloom.api.predict import predictions
-from headloom.api.questions import PredictOptions, Questions
+from headloom.api.questions import PredictOptions, Questions, predictions
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
 from headloom.training.config import RunConfig

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from headloom.api.effects import ablate, relevance
 from headloom.api.evaluation import Evaluation, HeldOut, evaluate_models, results_of_model
-from headloom.api.predict import cannot, predictions
 from headloom.api.questions import (
     Inputs,
     PredictOptions,
     Progress,
     Questions,
+    cannot,
     check_output,
     check_text,
+    predictions,
     tell_unknown,
 )
 from headloom.api.trace import Trace

@@ -16,8 +16,8 @@ from headloom.analysis.alignment.links import mutual, pairs_of
 from headloom.analysis.alignment.words import parts_by_offsets
 from headloom.api.evaluation import HeldOut, held_out_of_run
 from headloom.api.model import Model
-from headloom.api.predict import WINDOW
 from headloom.api.questions import (
+    WINDOW,
     Inputs,
     Kind,
     Measure,
