@@ -22,6 +22,7 @@ from headloom.training.model_sections import (
 #: Tokens: byte-pair encoding needs 300, and allocates memory for all of them.
 _Pieces = Annotated[int, Field(ge=300, le=10_000_000)]
 _Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_Models = tuple[type[ModelSection], ...]
 
 
 class TaskSection(Section):
@@ -33,7 +34,7 @@ class TaskSection(Section):
     place: the key of the data's path; None: the data are generated.
     """
 
-    models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig,)
+    models: ClassVar[_Models] = (TransformerConfig,)
     divisible: ClassVar[bool] = True
     place: ClassVar[str | None] = None
     kind: str
@@ -67,7 +68,7 @@ _PairFiles = Annotated[
 class TranslationConfig(TaskSection):
     """Translation: lines of one language to lines of another, or any text to any text."""
 
-    models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
+    models: ClassVar[_Models] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
     place: ClassVar[str | None] = "folder"
     folder: str = key(".", "folder of the files")
@@ -98,7 +99,7 @@ class TranslationConfig(TaskSection):
 class LanguageConfig(TaskSection):
     """Language model: predict each next token of a text."""
 
-    models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
+    models: ClassVar[_Models] = (TransformerConfig, PretrainedConfig)
     kind: Literal["language"]
     place: ClassVar[str | None] = "file"
     file: str = key(..., "a text; or CSV, TSV, Parquet or JSON lines, rows joined by newlines")
@@ -145,7 +146,7 @@ class _LabelledSection(TaskSection):
 class LabelsConfig(_LabelledSection):
     """Text classification."""
 
-    models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig, PretrainedConfig)
+    models: ClassVar[_Models] = (ClassifierConfig, PretrainedConfig)
     kind: Literal["labels"]
     train: str = key(
         ...,
@@ -164,7 +165,7 @@ class LabelsConfig(_LabelledSection):
 class NodesConfig(TaskSection):
     """Classification of the nodes of a graph."""
 
-    models: ClassVar[tuple[type[ModelSection], ...]] = (GraphConfig,)
+    models: ClassVar[_Models] = (GraphConfig,)
     divisible: ClassVar[bool] = False
     kind: Literal["nodes"]
     place: ClassVar[str | None] = "graph"
@@ -179,10 +180,7 @@ class NodesConfig(TaskSection):
 class ImagesConfig(_LabelledSection):
     """Image classification."""
 
-    models: ClassVar[tuple[type[ModelSection], ...]] = (
-        VisionTransformerConfig,
-        ConvolutionalConfig,
-    )
+    models: ClassVar[_Models] = (VisionTransformerConfig, ConvolutionalConfig)
     kind: Literal["images"]
     train: str = key(
         ...,
