@@ -20,8 +20,8 @@ from headloom.tracing.arguments import Tokenizer
 #: other 68 bytes are the code points from 256 on, in order. A space may stand for itself.
 _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {" ": 32}
-_BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {" ": 32}
+BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -137,7 +137,7 @@ def _reader(fast: Any) -> Callable[[str], str | bytes] | None:
             whole = piece.removesuffix(ending) + " "
         if not by_bytes:
             return whole
-        return bytes(_BYTES[c] for c in whole) if {*whole} <= _BYTES.keys() else piece
+        return bytes(BYTES[c] for c in whole) if {*whole} <= BYTES.keys() else piece
 
     return text
 

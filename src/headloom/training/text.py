@@ -14,6 +14,7 @@ from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject, atomic_file, read_text
 from headloom.formats.manifest import misfit
 from headloom.models.huggingface.folder import NamedTokens
+from headloom.tracing.names import BYTES
 
 #: Ids of the special tokens: filler, unknown, start and end of a sequence.
 SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
@@ -199,7 +200,7 @@ class Vocabulary:
             if self.has_pieces and not self.is_special(index):
                 text = self.tokenizer.decode([index])
                 if "\ufffd" in text:
-                    text = "".join(f"<0x{_BYTE_OF[sign]:02X}>" for sign in name)
+                    text = "".join(f"<0x{BYTES[sign]:02X}>" for sign in name)
                 name = text
             strings.append(name)
         return strings
@@ -240,15 +241,6 @@ def _word_level(tokens: Iterable[str], kind: str, most: int | None = None) -> To
     names = sorted(counts, key=lambda token: (-counts[token], token))[:most]
     ids = {name: index for index, name in enumerate((*SPECIALS, *names))}
     return Tokenizer(models.WordLevel(ids, SPECIALS[1]))
-
-
-#: Byte of each character of a byte-level piece: printable Latin-1 is itself, the other 68 bytes
-#: are the code points from 256 on, in order.
-_PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(256 + place): byte for place, byte in enumerate(_OTHERS)
-}
 
 
 class PretrainedVocabulary(Vocabulary):
