@@ -12,6 +12,12 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 _UPPER, _LOWER = "⁰¹²³⁴⁵⁶⁷⁸⁹", "₀₁₂₃₄₅₆₇₈₉"
+#: Bytes by the characters of byte-level vocabularies: printable Latin-1 stands for itself, the
+#: other 68 bytes are the code points from 256 on, in order. A space may stand for itself.
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {" ": 32}
+BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 #: Suffix of a character that several tokens share: the number of the part, as in 東²⁄₃.
 PARTS = rf"[{_UPPER}]+⁄[{_LOWER}]+"
 

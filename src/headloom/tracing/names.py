@@ -13,15 +13,9 @@ from typing import Any
 
 from headloom.errors import InputError
 from headloom.formats.files import JsonObject
-from headloom.formats.tokens import Tokens, texts_of
+from headloom.formats.tokens import BYTES, Tokens, texts_of
 from headloom.tracing.arguments import Tokenizer
 
-#: Bytes by the characters of byte-level vocabularies: printable Latin-1 stands for itself, the
-#: other 68 bytes are the code points from 256 on, in order. A space may stand for itself.
-_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
-BYTES = {chr(byte): byte for byte in _PRINTABLE} | {" ": 32}
-BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 

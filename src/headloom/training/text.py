@@ -13,8 +13,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from headloom.errors import DataError, InputError
 from headloom.formats.files import JsonObject, atomic_file, read_text
 from headloom.formats.manifest import misfit
+from headloom.formats.tokens import BYTES
 from headloom.models.huggingface.folder import NamedTokens
-from headloom.tracing.names import BYTES
 
 #: Ids of the special tokens: filler, unknown, start and end of a sequence.
 SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
