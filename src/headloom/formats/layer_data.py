@@ -157,23 +157,28 @@ class StoredLayer:
 
     @property
     def has_matrix(self) -> bool:
+        """See LayerInMemory."""
         terms = self.entry.get("terms")
         return bool(self.entry["queries_keys"]) and terms is not None and not terms["missing"]
 
     @property
     def has_value_norms(self) -> bool:
+        """See LayerInMemory."""
         return self.entry.get("value_norms") is not None
 
     @property
     def keeps_every_edge(self) -> bool:
+        """See LayerInMemory."""
         return bool(self.entry["kept"] >= self.entry["shape"][2])
 
     @property
     def symmetric(self) -> bool:
+        """See LayerInMemory."""
         return bool(self.entry["symmetric"])
 
     @property
     def graph(self) -> AttentionGraph:
+        """See LayerInMemory."""
         heads, queries, length = self.entry["shape"]
         # Rows first: their number is checked against the manifest before edges are allocated.
         totals = self._rows()
@@ -187,6 +192,7 @@ class StoredLayer:
 
     @property
     def lse(self) -> Tensor:
+        """See LayerInMemory."""
         return self._rows()["lse"]
 
     def _received(self) -> Received:
@@ -209,6 +215,7 @@ class StoredLayer:
 
     @property
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
+        """See LayerInMemory."""
         if not self.entry["queries_keys"]:
             return None
         heads, queries, length = self.entry["shape"]
@@ -229,6 +236,7 @@ class StoredLayer:
 
     @property
     def terms(self) -> Terms | None:
+        """See LayerInMemory."""
         terms = self.entry.get("terms")
         if terms is None:
             return None
@@ -252,6 +260,7 @@ class StoredLayer:
 
     @property
     def value_norms(self) -> Tensor | None:
+        """See LayerInMemory."""
         kv_heads, length = self.entry.get("value_norms"), self.entry["shape"][2]
         if kv_heads is None:
             return None
