@@ -89,44 +89,6 @@ def check(model: Any, output: Any, window: int = 10**9, heads: Any = slice(None)
     return first, far
 
 
-def test_requests_of_a_batch(tmp_path: Path) -> None:
-    """Eight lengths at once, grouped heads, prefill in chunks, prefixes from the cache."""
-    double = saved(tmp_path / "model", "Llama")
-    llm = vllm.LLM(
-        str(tmp_path / "model"), dtype="float32", enforce_eager=True, skip_tokenizer_init=True,
-        max_model_len=512, max_num_batched_tokens=96, max_num_seqs=8, block_size=BLOCK,
-        enable_chunked_prefill=True, enable_prefix_caching=True, seed=0,
-    )  # fmt: skip
-
-    def generate(given: Any, new: int, wanted: Any = None) -> Any:
-        extra = wanted and {"headloom": wanted}
-        how = vllm.SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, extra_args=extra)
-        return llm.generate(given, how, use_tqdm=False)
-
-    lengths, wanted = [100, 7, 180, 33, 150, 64, 71, 1], {"layers": LAYERS, "keep": KEEP}
-    plain = generate(prompts(lengths), 24)
-    llm.reset_prefix_cache()
-    runs = [plain, *(generate(prompts(lengths), 24, wanted) for _ in range(2))]
-    assert all(output.kv_transfer_params is None for output in plain)
-    tokens = [[output.outputs[0].token_ids for output in run] for run in runs]
-    assert tokens[0] == tokens[1] == tokens[2]
-    firsts, far = zip(*(check(double, output) for run in runs[1:] for output in run), strict=True)
-    print(f"\nlargest deviation from float64: {max(far):.1e}; first positions: {firsts}")
-    assert max(far) <= 1e-5
-    assert firsts[8:] == tuple((n - 1) // BLOCK * BLOCK for n in lengths)
-
-    seconds: list[list[float]] = [[], []]
-    for turn in range(14):  # in turn, on prompts of which nothing is cached
-        given = prompts([200, 150, 120, 100, 80, 60, 40, 20], seed=1 + turn)
-        start = time.perf_counter()
-        generate(given, 64, json.dumps(wanted) if turn % 2 else None)
-        seconds[turn % 2].append(time.perf_counter() - start)
-    before, traced = (sorted(times)[3] for times in seconds)
-    print(f"8 requests, 512 new tokens: {before:.2f} s; with 2 of 8 layers traced {traced:.2f} s; "
-          f"throughput {before / traced:.2f} of that without")  # fmt: skip
-    assert before / traced >= 0.8
-
-
 def test_server_with_a_sliding_window(tmp_path: Path, traces: Path) -> None:
     """Chosen heads, a window shorter than the cached prefix, small traces in the answer."""
     double, folder = saved(tmp_path / "model", "Mistral", sliding_window=40), f"{tmp_path}/model"
@@ -168,3 +130,41 @@ def test_server_with_a_sliding_window(tmp_path: Path, traces: Path) -> None:
         finally:
             process.terminate()
     assert len(list(traces.iterdir())) == 2
+
+
+def test_requests_of_a_batch(tmp_path: Path) -> None:
+    """Eight lengths at once, grouped heads, prefill in chunks, prefixes from the cache."""
+    double = saved(tmp_path / "model", "Llama")
+    llm = vllm.LLM(
+        str(tmp_path / "model"), dtype="float32", enforce_eager=True, skip_tokenizer_init=True,
+        max_model_len=512, max_num_batched_tokens=96, max_num_seqs=8, block_size=BLOCK,
+        enable_chunked_prefill=True, enable_prefix_caching=True, seed=0,
+    )  # fmt: skip
+
+    def generate(given: Any, new: int, wanted: Any = None) -> Any:
+        extra = wanted and {"headloom": wanted}
+        how = vllm.SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, extra_args=extra)
+        return llm.generate(given, how, use_tqdm=False)
+
+    lengths, wanted = [100, 7, 180, 33, 150, 64, 71, 1], {"layers": LAYERS, "keep": KEEP}
+    plain = generate(prompts(lengths), 24)
+    llm.reset_prefix_cache()
+    runs = [plain, *(generate(prompts(lengths), 24, wanted) for _ in range(2))]
+    assert all(output.kv_transfer_params is None for output in plain)
+    tokens = [[output.outputs[0].token_ids for output in run] for run in runs]
+    assert tokens[0] == tokens[1] == tokens[2]
+    firsts, far = zip(*(check(double, output) for run in runs[1:] for output in run), strict=True)
+    print(f"\nlargest deviation from float64: {max(far):.1e}; first positions: {firsts}")
+    assert max(far) <= 1e-5
+    assert firsts[8:] == tuple((n - 1) // BLOCK * BLOCK for n in lengths)
+
+    seconds: list[list[float]] = [[], []]
+    for turn in range(14):  # in turn, on prompts of which nothing is cached
+        given = prompts([200, 150, 120, 100, 80, 60, 40, 20], seed=1 + turn)
+        start = time.perf_counter()
+        generate(given, 64, json.dumps(wanted) if turn % 2 else None)
+        seconds[turn % 2].append(time.perf_counter() - start)
+    before, traced = (sorted(times)[3] for times in seconds)
+    print(f"8 requests, 512 new tokens: {before:.2f} s; with 2 of 8 layers traced {traced:.2f} s; "
+          f"throughput {before / traced:.2f} of that without")  # fmt: skip
+    assert before / traced >= 0.8
