@@ -146,13 +146,9 @@ def graphs(trace: TraceData, *, by: str = "layer", exact: bool | None = None) ->
 
 
 def rollout(
-    trace: TraceData,
-    *,
-    token: int = -1,
-    reached: bool = False,
-    kind: str | None = None,
+    trace: TraceData, *, token: int = -1, reached: bool = False, kind: str | None = None,
     exact: bool | None = None,
-) -> pandas.DataFrame:
+) -> pandas.DataFrame:  # fmt: skip
     """Return the share of each input position in an output position, largest first.
 
     reached: whether to return the share of the input position in each output position instead. For
@@ -212,13 +208,9 @@ def flow(
 
 
 def clusters(
-    trace: TraceData,
-    *,
-    layer: str | int | None = None,
-    head: int | None = None,
-    count: int | None = None,
-    exact: bool | None = None,
-) -> pandas.DataFrame:
+    trace: TraceData, *, layer: str | int | None = None, head: int | None = None,
+    count: int | None = None, exact: bool | None = None,
+) -> pandas.DataFrame:  # fmt: skip
     """Group tokens that attend to each other more than to others (spectral clustering).
 
     layer: the clusters of this layer, a row for each position; None: a row for each layer. head: of

@@ -192,19 +192,11 @@ class AttentionLayer(nn.Module):
         """
 
     def attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        mask: MaskLike = None,
-        relative: Relative | None = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        grids: tuple[Grid, Grid] | None = None,
-        softcap: float | None = None,
+        self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: MaskLike = None,
+        relative: Relative | None = None, scale: float | None = None, dropout: float = 0.0,
+        grids: tuple[Grid, Grid] | None = None, softcap: float | None = None,
         sinks: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return the output of every head; call the observer and the editor, if there are any.
 
         Arguments as in `headloom.attention`; grids: of this call, instead of the layer's own.

@@ -173,13 +173,9 @@ class DecoderBlock(_Block):
         self.feed_forward_norm = norm_of(architecture)
 
     def forward(
-        self,
-        inputs: Tensor,
-        mask: Mask,
-        source: Tensor | None = None,
-        source_mask: Mask | None = None,
-        cache: BlockCache | None = None,
-    ) -> Tensor:
+        self, inputs: Tensor, mask: Mask, source: Tensor | None = None,
+        source_mask: Mask | None = None, cache: BlockCache | None = None,
+    ) -> Tensor:  # fmt: skip
         """Map (batch, positions, width) to the same shape; cache: of earlier steps, for decoding.
 
         source: outputs of the encoder, (sources, source positions, width). The batch is as large or

@@ -204,17 +204,10 @@ def _is_finished(
 
 @torch.no_grad()
 def sample(
-    model: Stepper,
-    state: DecodingState,
-    prompt: Tensor,
-    *,
-    length: int,
-    temperature: float = 1.0,
-    top: int | None = None,
-    top_p: float | None = None,
-    end: int | None = None,
+    model: Stepper, state: DecodingState, prompt: Tensor, *, length: int, temperature: float = 1.0,
+    top: int | None = None, top_p: float | None = None, end: int | None = None,
     generator: torch.Generator | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Draw ids after a prompt, (batch, at most length): see `LanguageModel.generate`.
 
     state: from the model's start(), updated; top_p: applied after temperature and `top`.

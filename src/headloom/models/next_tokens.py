@@ -99,13 +99,9 @@ def closed_up(rows: list[int]) -> list[int]:
 
 
 def draw(
-    logits: Tensor,
-    *,
-    temperature: float,
-    top: int | None,
-    top_p: float | None,
+    logits: Tensor, *, temperature: float, top: int | None, top_p: float | None,
     generator: torch.Generator | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Draw a token for each row from softmax(logits / temperature), cut to the likeliest.
 
     logits: (batch, vocabulary); temperature: 0 takes the likeliest; top: number of likeliest

@@ -125,12 +125,9 @@ def _tell(progress: Progress, expected: int | None, path: str, number: int) -> N
 
 
 def verify(
-    model: nn.Module,
-    inputs: Inputs | Tensor | str,
-    options: TraceOptions,
-    *,
+    model: nn.Module, inputs: Inputs | Tensor | str, options: TraceOptions, *,
     generates: bool = False,
-) -> JsonObject | None:
+) -> JsonObject | None:  # fmt: skip
     """Check on a prefix of the inputs that tracing leaves the output of a model unchanged.
 
     Args: generates: whether the inputs are a prompt; of an encoder-decoder, the source alone.

@@ -125,12 +125,9 @@ class TransformersReader(Reader):
         return prefix_of(arguments, tokens)
 
     def names(
-        self,
-        arguments: Inputs,
-        tokenizer: Tokenizer,
-        calls: Sequence[LayerCall] | None,
+        self, arguments: Inputs, tokenizer: Tokenizer, calls: Sequence[LayerCall] | None,
         prompt: int | None = None,
-    ) -> tuple[NamesOfSequences, int]:
+    ) -> tuple[NamesOfSequences, int]:  # fmt: skip
         """Return the names. prompt: number of prompt tokens; the ones after it were generated."""
         names = Sequences(self.model, arguments, tokenizer, self.offsets, prompt)
         return names, batch_of(arguments)

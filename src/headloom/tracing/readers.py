@@ -190,12 +190,9 @@ class HeadloomReader(Reader):
         return sequences
 
     def names(
-        self,
-        arguments: Inputs,
-        tokenizer: Tokenizer,
-        calls: Sequence[LayerCall] | None,
+        self, arguments: Inputs, tokenizer: Tokenizer, calls: Sequence[LayerCall] | None,
         prompt: int | None = None,
-    ) -> tuple[NamesOfSequences, int]:
+    ) -> tuple[NamesOfSequences, int]:  # fmt: skip
         """Return the names. prompt: number of prompt tokens; the ones after it were generated."""
         ids = self._sequences(arguments)
         samples = len(next(iter(ids.values())))

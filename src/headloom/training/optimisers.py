@@ -70,14 +70,9 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        matrices: list[nn.Parameter],
-        *,
-        lr: float = 0.02,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+        self, matrices: list[nn.Parameter], *, lr: float = 0.02, momentum: float = 0.95,
+        weight_decay: float = 0.0, dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
 

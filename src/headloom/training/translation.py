@@ -51,12 +51,9 @@ class TranslatedLine:
 
 
 def translate(
-    model: Predictor,
-    vocabulary: Vocabulary,
-    texts: Sequence[str],
-    search: Search | None = None,
+    model: Predictor, vocabulary: Vocabulary, texts: Sequence[str], search: Search | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Translate texts, by free-running decoding.
 
     Args:

@@ -98,14 +98,10 @@ Measure = Callable[[], float | Tensor]
 
 
 def ablate(
-    model: nn.Module,
-    measure: Measure,
-    *,
-    kind: Kind = "zero",
-    heads: Sequence[Group] | None = None,
-    positions: Sequence[int] | None = None,
+    model: nn.Module, measure: Measure, *, kind: Kind = "zero",
+    heads: Sequence[Group] | None = None, positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Ablation:
+) -> Ablation:  # fmt: skip
     """Measure the change when heads are removed, one after the other.
 
         change = measure without the head - measure
@@ -139,14 +135,10 @@ def ablate(
 
 
 def patch(
-    model: nn.Module,
-    measure: Measure,
-    source: Callable[[], object],
-    *,
-    heads: Sequence[Group] | None = None,
-    positions: Sequence[int] | None = None,
+    model: nn.Module, measure: Measure, source: Callable[[], object], *,
+    heads: Sequence[Group] | None = None, positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Ablation:
+) -> Ablation:  # fmt: skip
     """Measure the change when heads have the outputs of another input.
 
     Args:

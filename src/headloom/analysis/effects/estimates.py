@@ -36,14 +36,10 @@ from headloom.tracing.recording.layer_call import LayerCall
 
 
 def estimate(
-    model: nn.Module,
-    measure: Callable[[], Tensor],
-    *,
-    kind: Kind = "zero",
-    source: Callable[[], object] | None = None,
-    heads: Sequence[Group] | None = None,
+    model: nn.Module, measure: Callable[[], Tensor], *, kind: Kind = "zero",
+    source: Callable[[], object] | None = None, heads: Sequence[Group] | None = None,
     positions: Sequence[int] | None = None,
-) -> Ablation:
+) -> Ablation:  # fmt: skip
     """Estimate the change of a measure when heads are removed, or patched, all in one run.
 
         change ~ sum of dm/do (o' - o)

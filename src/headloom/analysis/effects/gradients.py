@@ -29,12 +29,9 @@ _TENSORS = ("queries", "keys", "values", "bias")
 
 
 def backward(
-    model: nn.Module,
-    measure: Callable[[Sequence[LayerCall]], Tensor],
-    receive: Receive,
-    *,
+    model: nn.Module, measure: Callable[[Sequence[LayerCall]], Tensor], receive: Receive, *,
     operation: str,
-) -> None:
+) -> None:  # fmt: skip
     """Run a model for one number, y; then visit its layers, the last one first.
 
     The model runs in evaluation mode, without a cache, and is left unchanged.

@@ -44,13 +44,9 @@ Target = int | Callable[[Any], Tensor]
 
 
 def relevance(
-    model: nn.Module,
-    inputs: Inputs | Tensor,
-    target: Target | None = None,
-    *,
-    position: int = -1,
+    model: nn.Module, inputs: Inputs | Tensor, target: Target | None = None, *, position: int = -1,
     rows: int | Sequence[int] | Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the relevance of each input token for a prediction.
 
     The model runs once in evaluation mode, with gradients, and is left unchanged.

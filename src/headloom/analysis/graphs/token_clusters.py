@@ -85,13 +85,9 @@ class TokenClusters:
 
 
 def token_clusters(
-    source: Source,
-    number: int | None = None,
-    *,
-    head: int | None = None,
-    without: Sequence[int] = (),
-    seed: int = 0,
-) -> TokenClusters:
+    source: Source, number: int | None = None, *, head: int | None = None,
+    without: Sequence[int] = (), seed: int = 0,
+) -> TokenClusters:  # fmt: skip
     """Divide the positions of a layer into clusters whose attention stays among themselves.
 
     Args:

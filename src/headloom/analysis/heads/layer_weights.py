@@ -77,12 +77,9 @@ class LayerWeights:
     """
 
     def __init__(
-        self,
-        layer: TraceLayer,
-        *,
-        exact: bool | None = None,
+        self, layer: TraceLayer, *, exact: bool | None = None,
         patterns: Mapping[str, Pattern] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.layer, self.patterns = layer, dict(patterns or {})
         self.graph: AttentionGraph = layer.graph
         self.weights: Source = weights_of(layer, exact, check=False)

@@ -98,12 +98,9 @@ class Record:
         return []
 
     def add(
-        self,
-        step: int,
-        layers: Sequence[MeasuredLayer],
-        alarms: Sequence[JsonMapping],
+        self, step: int, layers: Sequence[MeasuredLayer], alarms: Sequence[JsonMapping],
         seconds: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add the measures of a step."""
         report: JsonObject = {
             "step": step,

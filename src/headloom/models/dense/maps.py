@@ -291,14 +291,9 @@ def _gradients_by_torch(
 
 
 def multiply(
-    left: Tensor,
-    right: Tensor,
-    output: Tensor,
-    *,
-    bias: Tensor | None = None,
-    relu: bool = False,
+    left: Tensor, right: Tensor, output: Tensor, *, bias: Tensor | None = None, relu: bool = False,
     add: bool = False,
-) -> bool:
+) -> bool:  # fmt: skip
     """Compute ``output = act(left right + bias)``, or add it, in float32 on a matrix unit.
 
     left: (rows, terms), right: (terms, columns), each with contiguous rows or columns;

@@ -35,17 +35,11 @@ _SECONDS = re.compile(r"[0-9]+\.[0-9]+ s")
 
 @picture
 def alignment(
-    page: Page,
-    what: Weights,
-    head: int | None = None,
-    *,
-    query_tokens: Sequence[str] | None = None,
-    key_tokens: Sequence[str] | None = None,
-    links: Collection[tuple[int, int]] = (),
-    title: str | None = None,
-    scale: str = "weight",
+    page: Page, what: Weights, head: int | None = None, *,
+    query_tokens: Sequence[str] | None = None, key_tokens: Sequence[str] | None = None,
+    links: Collection[tuple[int, int]] = (), title: str | None = None, scale: str = "weight",
     **imshow: Any,
-) -> Axes:
+) -> Axes:  # fmt: skip
     """Draw the weights of one head, or the mean of all: see `headloom.TraceLayer.plot`.
 
     what: a layer, a graph, a matrix, or weights: (heads, queries, keys) or (queries, keys).

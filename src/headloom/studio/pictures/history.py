@@ -36,12 +36,9 @@ _SMALL = 6.5
 
 
 def history(
-    past: History,
-    name: str | None = None,
-    layer: int | str | None = None,
-    head: int | None = None,
+    past: History, name: str | None = None, layer: int | str | None = None, head: int | None = None,
     **options: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Draw a training: see `headloom.History.plot`; options: of `curves` or `snapshots`."""
     losses = _losses(past)
     if name == "loss":
@@ -110,15 +107,10 @@ def _matrix(layer: LayerSnapshot, name: str, head: int) -> ArrayLike:
 
 @picture
 def snapshots(
-    page: Page,
-    steps: Sequence[int],
-    matrices: Sequence[ArrayLike],
-    measures: Mapping[str, ArrayLike] | None = None,
-    *,
-    title: str = "From random to trained",
-    shown: int = 7,
-    **imshow: Any,
-) -> Array:
+    page: Page, steps: Sequence[int], matrices: Sequence[ArrayLike],
+    measures: Mapping[str, ArrayLike] | None = None, *, title: str = "From random to trained",
+    shown: int = 7, **imshow: Any,
+) -> Array:  # fmt: skip
     """Draw snapshots of one matrix in a row, from random to trained, with curves of its measures.
 
     All snapshots share one scale, around 0 for signed matrices. Below each signed matrix is its

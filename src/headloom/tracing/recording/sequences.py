@@ -186,13 +186,9 @@ class Sequences(NamesOfSequences):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        tokenizer: Tokenizer,
-        offsets: list[list[int]] | None = None,
-        prompt: int | None = None,
-    ) -> None:
+        self, model: nn.Module, inputs: Inputs, tokenizer: Tokenizer,
+        offsets: list[list[int]] | None = None, prompt: int | None = None,
+    ) -> None:  # fmt: skip
         self._config: Any = getattr(model, "config", None)
         self._inputs, self._tokenizer, self._offsets = inputs, tokenizer, offsets
         self._prompt = prompt

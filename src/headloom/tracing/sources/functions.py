@@ -58,12 +58,9 @@ _HANDLERS: dict[object, Callable[[FunctionCall], object]] = {
 
 @contextmanager
 def recorded(
-    model: nn.Module,
-    keep: Keep,
-    compute: Receive,
-    take: Callable[[LayerCall, AttentionGraph], None],
-    excuse: Excuse = never,
-) -> Iterator[Functions]:
+    model: nn.Module, keep: Keep, compute: Receive,
+    take: Callable[[LayerCall, AttentionGraph], None], excuse: Excuse = never,
+) -> Iterator[Functions]:  # fmt: skip
     """Send every attention call of a model, from all sources, while the block runs.
 
     Args: keep: the edges of each query. compute, take, excuse: see `Receivers`.
@@ -93,12 +90,9 @@ class Functions(TorchFunctionMode):
     """
 
     def __init__(
-        self,
-        modules: Modules,
-        keep: Keep,
-        compute: Receive,
+        self, modules: Modules, keep: Keep, compute: Receive,
         take: Callable[[LayerCall, AttentionGraph], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self._modules, self._model = modules, modules[""]
         self._compute, self._take = compute, take
@@ -322,14 +316,9 @@ class Functions(TorchFunctionMode):
         )
 
     def not_traced(
-        self,
-        paths: Collection[str],
-        refused: Mapping[str, str],
-        left_out: Collection[str],
-        *,
-        outside: Collection[str] = (),
-        returned: bool = False,
-    ) -> list[dict[str, str]]:
+        self, paths: Collection[str], refused: Mapping[str, str], left_out: Collection[str], *,
+        outside: Collection[str] = (), returned: bool = False,
+    ) -> list[dict[str, str]]:  # fmt: skip
         """Return the attention modules that ran but are in no trace, and warn of them.
 
         A module with attention in its name is part of a recorded module around it or inside it; of
