@@ -53,18 +53,6 @@ class Request:
         pixels: Tensor = self.inputs["pixel_values"]
         return pixels
 
-    def runs(self) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return the ids of each text, and the start and end of each run of image tokens."""
-        texts = []
-        for ids in self.inputs["input_ids"].tolist():
-            places, start = [], 0
-            for of_image, run in groupby(ids, lambda number: number == self.config.image_token_id):
-                end = start + len(list(run))
-                places += [(start, end)] * of_image
-                start = end
-            texts.append((ids, places))
-        return texts
-
 
 #: Images of a whole batch, in the order of their tokens; None: the inputs do not fit the layout.
 Layout = Callable[[Request], list[ImageFeatures] | None]
@@ -152,7 +140,12 @@ def _split(request: Request) -> list[ImageFeatures] | None:
     if high != wide or not bool((mask.all(-1) | ~mask.any(-1)).all()):
         return None
     images = []
-    for ids, places in request.runs():
+    for ids in request.inputs["input_ids"].tolist():
+        places, start = [], 0  # start and end of each run of image tokens
+        for of_image, run in groupby(ids, lambda number: number == config.image_token_id):
+            end = start + len(list(run))
+            places += [(start, end)] * of_image
+            start = end
         sizes = _rows_and_columns(ids, places)
         if sizes is None or any(end - start != side * side for start, end in places):
             return None
