@@ -47,8 +47,7 @@ __all__ = [
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence.md"
 _HEAD = """# Evidence
 
-Published claims, and what headloom measures for each. The program named in a section writes that
-section; running it measures again.
+Published claims, and what headloom measures. Each section is written by the program that it names.
 """
 _WIDTH = 100
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -201,7 +201,7 @@ def roles_claim(counts: Counts, unseen: Counts) -> Claim:
     rows = ["| model | text | tokens | " + " | ".join(names) + " | other |"]
     rows += ["|" + "---|" * (len(names) + 4)]
     for model, of_texts in counts.items():
-        for title, (tokens, roles) in list(of_texts.items())[::2]:
+        for title, (tokens, roles) in list(of_texts.items())[::4]:
             heads = sum(roles.values())
             other = heads - sum(roles[name] for name in names)
             cells = [model, title, tokens, *(roles[name] for name in names), other]
@@ -216,7 +216,7 @@ def roles_claim(counts: Counts, unseen: Counts) -> Claim:
         ours=f"heads without a role (mixed), at most: {most_mixed(counts)} on the six texts that "
         f"defined sinks and vertical heads; {most_mixed(unseen)} on nine others",
         command=COMMAND,
-        details="\n".join(rows) + "\n\nHeads of each role, on three of the six texts.",
+        details="\n".join(rows) + "\n\nHeads of each role, on two of the six texts.",
     )
 
 
@@ -242,9 +242,9 @@ def heads_claim(
         on_real, on_copies = (results[key].effects[place] for key in ("real", "copies"))
         scores = [score[name][head] for head in heads] if name in score else []
         span = f"{min(scores):.2f} to {max(scores):.2f}" if scores else ""
-        named = " ".join(f"{layer}.{head}" for layer, head in heads)
+        named = ": " + " ".join(f"{layer}.{head}" for layer, head in heads) if scores else ""
         rows.append(
-            f"| {name}: {named} | {span} | {on_real.value:.3f} | {on_real.change:+.3f} | "
+            f"| {name}{named} | {span} | {on_real.value:.3f} | {on_real.change:+.3f} | "
             f"{on_copies.value:.3f} | {on_copies.change:+.3f} |"
         )
         change[name] = on_real.change, on_copies.change
@@ -253,9 +253,8 @@ def heads_claim(
     best = max(copies, key=lambda role: role.scores["induction"])
     return Claim(
         name="SmolLM2's induction, previous-token and sink heads, ablated",
-        claim="Induction heads copy the token that followed last time; previous-token heads attend "
-        "to the token before. Without them a language model loses in-context learning, more than "
-        "without other heads.",
+        claim="Without its induction heads and previous-token heads a language model loses "
+        "in-context learning, more than without other heads.",
         source="Olsson et al. 2022, https://arxiv.org/abs/2209.11895; Xiao et al. 2024, "
         "https://arxiv.org/abs/2309.17453",
         published="Olsson et al.: in small models, ablating induction heads at test time greatly "
