@@ -108,7 +108,7 @@ def test_the_python_runs_as_it_stands(
     q, k, v = torch.randn(3, 2, 6, 40, 16)
     names: dict[str, Any] = {"q": q, "k": k, "v": v}
     for block in blocks("python", page):  # but for the length of a training
-        quick = block.replace("max_steps=200", "max_steps=2, width=32")
+        quick = block.replace("max_steps=200, width=64", "max_steps=2, width=32")
         exec(compile(quick, "page", "exec"), names)
     assert len(shown) == 1
     if page == README:
