@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Attention as a graph
 #
-# A row of attention weights says whom a token looks at, and how much. That is a weighted, directed
-# graph: tokens are nodes, weights are edges, and every question about graphs can be asked.
+# A row of attention weights says which tokens a token attends to, and how much. So the weights are
+# a directed graph: tokens are nodes, and each edge has a weight.
 
 # %%
 import subprocess
@@ -41,10 +41,10 @@ print(
 )
 
 # %% [markdown]
-# ## Who is looked at?
+# ## Which tokens receive attention?
 #
-# Column sums are what a token receives. PageRank also counts *who* looks: the stationary
-# distribution of a reader who follows the weights.
+# A column sum is what a token receives. In PageRank, attention from a token counts more if that
+# token itself receives much.
 
 # %%
 network = graph.to_networkx(head=5)
@@ -59,9 +59,8 @@ pd.DataFrame(
 # %% [markdown]
 # ## Symmetry
 #
-# `q_i . k_j` and `q_j . k_i` need not be equal: who I look at need not look at me. With one
-# symmetric matrix instead of two, scores are symmetric, and the graph of scores is undirected. The
-# *weights* are still not: each row has its own sum.
+# `q_i . k_j` and `q_j . k_i` can differ. With one symmetric matrix instead of two, scores are
+# symmetric. The *weights* are still not, since each row is divided by its own sum.
 
 # %%
 x = torch.randn(1, 6, 8, dtype=torch.float64)
@@ -85,7 +84,7 @@ for name, found in (("A", one), ("symmetric", other)):
 # %% [markdown]
 # ## A causal mask is a directed graph without cycles
 #
-# Each token sees itself and what stands before it: apart from loops, nobody can be reached again.
+# Each token attends to itself and to tokens before it, so the only cycles are loops.
 
 # %%
 _, causal = headloom.attend(x, x, x, mask=headloom.causal(), keep=headloom.Top(6))
@@ -96,8 +95,8 @@ nx.is_directed_acyclic_graph(network)
 # %% [markdown]
 # ## The other way: attention on a given graph
 #
-# A graph attention network (Velickovic et al. 2018) lets a node look at its neighbours only.
-# Attention over all tokens is the same on the complete graph.
+# In a graph attention network (Velickovic et al. 2018) a node attends to its neighbours only.
+# Attention over all tokens is the case of the complete graph.
 
 # %%
 ring = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])  # edges: sources, targets
@@ -110,8 +109,8 @@ on_ring.adjacency(head=0).toarray().round(2)
 # %% [markdown]
 # ## Paths
 #
-# Through all layers: how much of a token's final state can have come from each input token?
-# Attention flow (Abnar and Zuidema 2020) is the largest flow through the graph of all layers.
+# Through all layers, how much of a token's last state can come from each input token? Attention
+# flow (Abnar and Zuidema 2020) is the largest flow through the graph of all layers.
 
 # %%
 from headloom.analysis.graphs.flow import attention_flow
@@ -123,5 +122,5 @@ rolled = rollout(trace, exact=True)[it]
 pd.DataFrame({"token": tokens, "flow to 'it'": flow, "rollout": rolled}).round(3)
 
 # %% [markdown]
-# [Reading the graphs](../analysis.md) lists every measure; [Graph attention](../graphs.md) trains
-# a network on Cora.
+# [Measures of attention](../analysis.md) lists every measure. [Graph attention
+# networks](../graphs.md) trains one on Cora.

@@ -32,7 +32,7 @@ print("Q\n", Q, "\nK\n", K, "\nV\n", V, sep="")
 # ## 2. and 3. Scores, scaled
 #
 # A score is the dot product of a query and a key. The sum of d products of numbers of variance 1
-# has variance d; dividing by `sqrt(d)` brings it back to 1, so that the softmax does not freeze.
+# has variance d. Division by `sqrt(d)` makes it 1, so that the softmax does not saturate.
 
 # %%
 d = Q.shape[1]
@@ -61,7 +61,7 @@ A = exponentials / exponentials.sum(axis=1, keepdims=True)
 print(A, "\nsums of the rows:", A.sum(axis=1))
 
 # %% [markdown]
-# "sat" is the last word, so it may look at all three. Its weights:
+# "sat" is the last word, so it attends to all three. Its weights:
 
 # %%
 print(dict(zip(words, A[2].round(3).tolist(), strict=True)))
@@ -91,7 +91,7 @@ for query, key in zip(*np.nonzero(A), strict=True):
 # %% [markdown]
 # ## One word alone
 #
-# No matrix is needed: the query of "sat" meets one key after the other.
+# No matrix is needed: take the keys one after the other.
 
 # %%
 z, total = np.zeros(2), 0.0
@@ -101,5 +101,5 @@ for key, value in zip(K, V, strict=True):
 print(z / total, "=", Z[2])
 
 # %% [markdown]
-# `headloom steps` prints all of this for words, matrices or a trained head of yours, and
-# `headloom.steps(...)` shows it in a notebook: [Six steps](../steps.md).
+# `headloom steps` prints all of this for your words, your matrices or a trained head;
+# `headloom.steps(...)` shows it in a notebook ([Six steps](../steps.md)).

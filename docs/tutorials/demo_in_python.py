@@ -1,9 +1,8 @@
 # %% [markdown]
 # # The demo in Python
 #
-# What `headloom demo` does, call by call: a Transformer learns to read dates in 48 languages, from
-# random matrices, in a minute or two. The same keys and the same seed give the same bits as the
-# command; `examples/dates.toml` is the same configuration as a file.
+# What `headloom demo` does, in Python: from random matrices, a Transformer learns to read dates in
+# 48 languages, in about a minute. `examples/dates.toml` is the same configuration as a file.
 
 # %%
 import headloom
@@ -21,7 +20,7 @@ scores["exact_match"]  # of 1,000 dates that occur in no language of the trainin
 run.translate(["de: Sonntag, 17. März 2024", "ja: 2031年10月5日日曜日", "en: 12/31/99"])
 
 # %% [markdown]
-# Which letters each letter that it writes looks at, in the last layer of cross-attention:
+# The letters that each written letter attends to, in the last layer of cross-attention:
 
 # %%
 trace = run.trace("de: Sonntag, 17. März 2024", keep=64)

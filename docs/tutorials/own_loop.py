@@ -1,12 +1,12 @@
 # %% [markdown]
 # # A training loop of your own
 #
-# headloom's models are modules of PyTorch. Here one is trained in a loop of 20 lines with torch's
-# AdamW, and `headloom.monitor` keeps what its heads do on the way. It takes a quarter of a minute.
+# headloom's models are modules of PyTorch. This trains one in a loop of 20 lines with torch's
+# AdamW; `headloom.monitor` records what its heads do meanwhile. It takes about 15 seconds.
 #
-# The task: a sequence of random letters comes twice. The first time nothing can be predicted; the
-# second time everything can, by a head that looks for the last place of the same letter, and reads
-# what followed there. Such heads are called induction heads (Olsson et al. 2022).
+# The task: random letters, repeated once. The first half cannot be predicted. The second half can,
+# by a head that attends to the letter after the last copy of the current one. Such heads are called
+# induction heads (Olsson et al. 2022).
 
 # %%
 import tempfile
@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 import headloom
 
 # %% [markdown]
-# Every size is a keyword argument, called as in the section `[model]` of a configuration; names of
-# other libraries (`vocab_size`, `d_model`, `n_heads`) are taken too.
+# Sizes are keyword arguments with the names of the section `[model]` of a configuration; names of
+# other libraries (`vocab_size`, `d_model`, `n_heads`) work too.
 
 # %%
 torch.manual_seed(0)
@@ -37,8 +37,7 @@ def draw(count: int, half: int = 16) -> torch.Tensor:
 
 
 # %% [markdown]
-# The loop. `monitor.step` is its only line that headloom needs; the training ends with the same
-# numbers with it and without.
+# The loop. Only `monitor.step` is for headloom; the training has the same results without it.
 
 # %%
 with headloom.monitor(model, folder, every=20) as monitor:
@@ -66,7 +65,7 @@ letters = [chr(ord("a") + place) for place in range(26)]
 
 
 class Letters:
-    """Names the ids in the trace: all that headloom asks of a tokenizer."""
+    """Names of the ids in the trace: the only method of a tokenizer that headloom needs."""
 
     def token_strings(self, ids: list[int]) -> list[str]:
         return [letters[number] for number in ids]
@@ -77,8 +76,8 @@ heads = trace.heads()
 heads[["layer", "head", "role", "previous", "induction"]]
 
 # %% [markdown]
-# The strongest induction head: in the second half, each letter looks at what followed it in the
-# first, a line parallel to the diagonal.
+# In the strongest induction head, each letter of the second half attends to the letter that
+# followed it in the first: a line parallel to the diagonal.
 
 # %%
 best = heads.loc[heads["induction"].idxmax()]
@@ -86,9 +85,9 @@ axes = trace[best["layer"], best["head"]].plot(width=120)
 _ = axes.set_title(f"layer {best['layer']}, head {best['head']}: {best['induction']:.2f}")
 
 # %% [markdown]
-# ## How it came about
+# ## How the heads formed
 #
-# The monitor kept a snapshot at steps 0, 1, 2, 4, 8, ...: a row for each, a column for each head.
+# The monitor saved a snapshot at steps 0, 1, 2, 4, 8, ... Each is a row; each head is a column.
 
 # %%
 grown = headloom.heads(folder, measure="induction")
@@ -99,8 +98,8 @@ grown
 # %% [markdown]
 # ## Keep it
 #
-# A folder with the arguments and the weights; `model.push_to_hub("name/of-it")` sends the same to
-# the Hub. Nothing is pickled.
+# This writes a folder with the arguments and the weights, without pickle.
+# `model.push_to_hub("name/of-it")` uploads the same to the Hub.
 
 # %%
 model.save_pretrained(folder / "model")
@@ -111,8 +110,8 @@ right = float((written[:, 20:] == prompt[:, 4:16]).float().mean())
 print("".join(letters[number] for number in written[0].tolist()), f"{right:.0%} right")
 
 # %% [markdown]
-# The last 12 letters are the model's own.
+# The model wrote the last 12 letters.
 #
-# **Go on**: `headloom view FOLDER` shows the whole training in the browser; [Watching a
-# training](../monitor.md) has the monitor's warnings; [Training](../training.md) has the loop for
-# those who need none of their own.
+# **Next**: `headloom view FOLDER` shows the whole training in the browser. [Watching a
+# training](../monitor.md) describes the monitor's warnings, [Training](../training.md) headloom's
+# own loop.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 8,192 tokens under the microscope
 #
-# Attention of 8,192 tokens has 67 million weights a head. SmolLM2 has 270 heads: 18 thousand
-# million weights for one text, 72 GB. Fused attention never forms them. headloom takes the
-# strongest # edges of every query, and the exact totals of each row, in the same pass.
+# Attention of 8,192 tokens has 67 million weights a head. SmolLM2 has 270 heads: 18 billion weights
+# for one text, 72 GB. Fused attention never stores them. In the same pass, headloom keeps the
+# strongest edges of every query, and the exact totals of each row.
 
 # %%
 import subprocess
@@ -32,7 +32,8 @@ print(f"output alone, torch: {fused:.2f} s; output and graph, headloom: {ours:.2
 print(graph)
 
 # %% [markdown]
-# What the graph holds is linear in the length; what it leaves out is known exactly: `rest`.
+# The graph's size is linear in the length. `rest` is the exact mass of the edges that it leaves
+# out.
 
 # %%
 held = sum(
@@ -44,10 +45,10 @@ print(
 )
 
 # %% [markdown]
-# ## The whole matrix is there, too
+# ## The whole matrix
 #
-# From queries and keys, any part of it can be had at any time: a tile, a product, column sums. It
-# is never formed.
+# Any part of it can be computed from queries and keys: a tile, a product, column sums. The whole is
+# never stored.
 
 # %%
 matrix = headloom.AttentionMatrix(q, k, mask=headloom.causal())
@@ -58,8 +59,7 @@ print(tile, "\nreceived by the first keys of head 0:", received[0, :4])
 # %% [markdown]
 # ## A real text
 #
-# The attention of SmolLM2 on a text of some 2,700 tokens: how much of each row's mass do 32 edges
-# leave out?
+# SmolLM2 on a text of about 2,700 tokens: how much of each row's mass do 32 edges leave out?
 
 # %%
 words = " ".join(
@@ -80,8 +80,8 @@ _ = axis.set(xlabel="layer", ylabel="mass outside of 32 edges", title=f"SmolLM2,
 # %% [markdown]
 # ## Zoom
 #
-# A matrix of thousands of cells a side does not fit a screen. Sums of blocks do, and a click leads
-# down. That is what the studio does; here is one level by hand.
+# A matrix with thousands of rows does not fit on a screen, but sums of its blocks do. The studio
+# shows such sums, and a click enlarges a block. Here is one level by hand.
 
 # %%
 layer, head = 5, 0
@@ -107,5 +107,5 @@ figure.colorbar(weights, ax=axes[1], label="weight", shrink=0.8)
 _ = axes[1].set(title="its last 64 x 64 cells", xlabel="key", ylabel="query")
 
 # %% [markdown]
-# `headloom view` opens such a trace in the browser, where this goes on to every single cell. [Any
-# model](../tracing.md#what-it-costs) has what a trace costs, measured.
+# `headloom view` opens such a trace in the browser, down to every single cell. [Tracing
+# models](../tracing.md#what-it-costs) says what a trace costs.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # What does this head do?
 #
-# A real model has dozens to thousands of heads. Some look at the token before, some at a place
-# where they park their weight, some find what followed the last time. This notebook asks two real
+# A real model has dozens to thousands of heads. Some attend to the token before, some put their
+# weight on a fixed token, some find what followed an earlier copy. This notebook looks at two
 # models: MiniLM, an encoder, and SmolLM2, a language model of 135 million parameters.
 
 # %%
@@ -35,11 +35,10 @@ print(trace)
 
 # %% [markdown]
 # The trace holds the strongest edges of every query of every head, exactly, and the totals of each
-# row. A model that is open in Python is traced by `headloom.trace(model, text,
-# tokenizer=tokenizer)`. # Every layer was verified: attention computed from the queries and keys
-# that were recorded gave # what the model itself gave.
+# row. Each layer was checked against the model's own attention. For a model in Python use
+# `headloom.trace(model, text, tokenizer=tokenizer)`.
 #
-# ## One row a head
+# ## A row for each head
 
 # %%
 heads = trace.heads()
@@ -47,17 +46,16 @@ columns = ["layer", "head", "role", "score", "previous", "first", "induction", "
 heads[[column for column in columns if column in heads]].head(8)
 
 # %% [markdown]
-# `role` names what a head does most, where that is clearly more than chance.
+# `role` is what a head does most, if that is clearly more than chance.
 
 # %%
 heads["role"].value_counts()
 
 # %% [markdown]
-# ## Induction: what followed the last time?
+# ## Induction: what followed the earlier copy?
 #
-# The text says the same thing twice. An induction head, at the second "John", looks at the token
-# that followed the first one. That is how a language model copies from its context (Olsson et al.
-# 2022).
+# The two sentences of the text are nearly the same. At the second "John", an induction head attends
+# to the token after the first. So a language model copies from its context (Olsson et al. 2022).
 
 # %%
 best = heads.sort_values("induction", ascending=False).iloc[0]
@@ -75,13 +73,12 @@ _ = axis.set(
 )
 
 # %% [markdown]
-# The dark line below the diagonal is the second sentence looking at the first, one token
-# further.
+# Dark line below the diagonal: tokens of the second sentence attend to the token after their copy
+# in the first.
 #
 # ## Sinks
 #
-# Many heads of a language model put most of their weight on the first token when they have nothing
-# to do (Xiao et al. 2024).
+# Many heads of a language model put most of their weight on the first token (Xiao et al. 2024).
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 3), constrained_layout=True)
@@ -89,12 +86,12 @@ heads.groupby("layer")["first"].mean().plot.bar(ax=axis)
 _ = axis.set(ylabel="weight on the first token", title="SmolLM2: mean over the heads of a layer")
 
 # %% [markdown]
-# ## An encoder looks both ways
+# ## An encoder attends in both directions
 
 # %%
 encoder = traced("minilm", "The dog chased the cat because it was hungry.")
 encoder.heads().sort_values("score", ascending=False)[["layer", "head", "role", "score"]].head(10)
 
 # %% [markdown]
-# `trace.view()` opens all of this in the studio. What the measures are, and how chance is
-# reckoned: [Roles of heads](../heads.md).
+# `trace.view()` opens all of this in the studio. [Roles of heads](../heads.md) defines the measures
+# and chance.

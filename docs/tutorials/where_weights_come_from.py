@@ -1,9 +1,8 @@
 # %% [markdown]
 # # Where do W_Q, W_K and W_V come from?
 #
-# From nowhere. They are drawn at random, and back-propagation moves them until the task is done.
-# This notebook draws them, trains them for a minute or two on dates in 48 languages, and looks at
-# what happened to them on the way.
+# They are drawn at random, and back-propagation changes them until the model does its task. This
+# notebook trains them for a minute or two on dates in 48 languages, and shows how they changed.
 
 # %%
 import subprocess
@@ -30,8 +29,7 @@ def run(*words: str) -> str:
 # A Transformer of 2 + 2 layers: the encoder reads "17. März 2024" letter by letter, the decoder
 # writes "2024-03-17". Every attention layer has 4 heads, and every head its own three matrices.
 #
-# The run's folder keeps the history of each matrix: many steps at the beginning, when much
-# happens, fewer later.
+# The run's folder keeps the history of each matrix: many steps at the beginning, fewer later.
 
 # %%
 (folder / "dates.toml").write_text("""
@@ -61,8 +59,8 @@ history.steps
 # %% [markdown]
 # ## Before: noise
 #
-# W_Q of one head at step 0. Its numbers are drawn from a normal or uniform distribution, with a
-# width that keeps the variance of what flows through: nothing to see, which is the point.
+# The matrices of one head at step 0, drawn from a normal or uniform distribution whose width keeps
+# the variance of the activations. They show no pattern.
 
 # %%
 layer = "decoder.1.cross_attention"
@@ -82,16 +80,16 @@ for column, name in enumerate(["W_Q", "W_K", "W_V"]):
     figure.colorbar(image, ax=axes[:, column], location="bottom")
 
 # %% [markdown]
-# A single matrix is hard to read, before and after: W_Q and W_K may be turned together by any
-# rotation without changing a score. What a head *does* is the product of both:
+# A single matrix is hard to read, since a rotation of both W_Q and W_K changes no score. Scores
+# depend only on the product of the two:
 #
 # $$\mathrm{score}(x, y) = (x W_Q) \cdot (y W_K) / \sqrt{d} = x (W_Q W_K^\top) y^\top / \sqrt{d}$$
 #
 # ## What is learned is a product
 #
 # The singular values of `W_Q W_K^T` say in how many directions a head compares, and how strongly.
-# At random those of all heads fall alike. Training raises the first ones most, and more in some
-# heads than in others.
+# In random matrices they fall in the same way in all heads. Training raises the first ones most,
+# and more in some heads than in others.
 
 # %%
 figure, axis = plt.subplots(figsize=(6, 3.5), constrained_layout=True)
@@ -107,7 +105,7 @@ _ = axis.set(
 )
 
 # %% [markdown]
-# ## The way there
+# ## Every step
 #
 # `history.measures()` has a row for each step, layer and head: norms, gradients, rank, symmetry.
 
@@ -116,9 +114,9 @@ measures = history.measures()
 measures.head()
 
 # %% [markdown]
-# ## What it can do now
+# ## What the model can do now
 #
-# Trace the trained model: which letters does each digit look at?
+# Trace the trained model: which letters does each digit attend to?
 
 # %%
 text, target = "de: Sonntag, 17. März 2024", "2024-03-17"
@@ -136,7 +134,7 @@ _ = axis.set(
 )
 
 # %% [markdown]
-# Nobody told the model where the month stands. Four hundred corrections of random numbers did.
+# Four hundred updates of random matrices found where the month is.
 #
-# **Go on**: `make demo` trains it to the end and writes a page in which the weights can be watched
-# while they form; [Training](../training.md) has your own data.
+# **Next**: `make demo` trains longer and writes a page that shows the weights while they form.
+# [Training](../training.md) uses your own data.
