@@ -28,9 +28,13 @@ def _section(name: str) -> type[BaseModel]:
 def table(name: str, other: str | None = None) -> str:
     """Return the keys of a class of a section as a table of Markdown."""
     known = described(_section(other)) if other else []
+    texts = {(key, what) for key, _, what in known}
     rows = [row for row in described(_section(name)) if row not in known]
+    changed = [f"`{key} = {default}`" for key, default, what in rows if (key, what) in texts]
+    rows = [row for row in rows if (row[0], row[2]) not in texts]
     lines = [f"| `{key}` | {'' if v == 'none' else f'`{v}`'} | {what} |" for key, v, what in rows]
-    return "\n".join(["", "| key | default | |", "|---|---|---|", *lines, "", ""])
+    before = ["", f"Other defaults: {', '.join(changed)}."] if changed else []
+    return "\n".join([*before, "", "| key | default | |", "|---|---|---|", *lines, "", ""])
 
 
 def filled(text: str) -> str:

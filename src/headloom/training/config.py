@@ -46,7 +46,7 @@ class TrainingConfig(Section):
     products: Products = key(
         "float32",
         'matrix products of linear layers: `"float32"`, `"float32-tiles"` (on a matrix unit, as '
-        'exact) or `"bfloat16"`',
+        'exact as float32) or `"bfloat16"`',
     )
     optimiser: Literal["adamw", "adam", "muon"] = key(
         "adamw",

@@ -69,7 +69,7 @@ def _default(field: FieldInfo) -> str:
         return f'"{value}"'
     if isinstance(value, tuple):
         return str(list(value))
-    return f"{value:_}" if isinstance(value, int) else f"{value:g}"
+    return f"{value:g}"
 
 
 class ModelSection(Section):
@@ -191,8 +191,8 @@ class ConvolutionalConfig(ModelSection):
         (), "convolutions, counted from 1, after which rows and columns are halved"
     )
     attention: int = key(4, "convolution after which the attention block stands; 0: none", ge=0)
-    inner_channels: int | None = key(None, "channels of queries and keys; none: an eighth", ge=1)
-    value_channels: int | None = key(None, "channels of values; none: as queries and keys", ge=1)
+    inner_channels: int | None = key(None, "of queries and keys; if empty, an eighth", ge=1)
+    value_channels: int | None = key(None, "of values; if empty, as of queries and keys", ge=1)
     pooled: bool = key(False, "max-pool keys and values by 2 x 2")
     spectral_norm: bool = key(True, "spectral normalisation of the attention block")
     batch_norm: bool = key(True, "batch norm after each convolution")
@@ -227,8 +227,8 @@ class PretrainedConfig(ModelSection):
 
     kind: Literal["pretrained"] = "pretrained"
     folder: str = key(..., "with config.json, model.safetensors and tokenizer.json")
-    dropout: Share | None = key(None, "of layer outputs; none: the folder's")
-    attention_dropout: Share | None = key(None, "of the attention weights; none: the folder's")
+    dropout: Share | None = key(None, "of layer outputs; if empty, the folder's")
+    attention_dropout: Share | None = key(None, "of the attention weights; if empty, the folder's")
 
 
 #: Union of all kinds of [model].

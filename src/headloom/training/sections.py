@@ -76,11 +76,11 @@ class TranslationConfig(TaskSection):
         ..., "two line-aligned files, or one of CSV, TSV, Parquet or JSON lines"
     )
     valid: _PairFiles | None = key(
-        None, "same formats; none: drawn from `train`, see `valid_share`"
+        None, "same formats; if empty, drawn from `train`, see `valid_share`"
     )
     test: _PairFiles | None = key(None, "same formats")
-    source: str | None = key(None, "column of the sources; none: by its name, else the first")
-    target: str | None = key(None, "column of the targets; none: by its name, else the second")
+    source: str | None = key(None, "column of sources; if empty, found by its name, or the first")
+    target: str | None = key(None, "column of targets; if empty, found by its name, or the second")
     valid_share: float = key(
         0.1, "share of `train` drawn for validation if `valid` is missing", gt=0, lt=0.5
     )
@@ -103,14 +103,14 @@ class LanguageConfig(TaskSection):
     kind: Literal["language"]
     place: ClassVar[str | None] = "file"
     file: str = key(..., "a text; or CSV, TSV, Parquet or JSON lines, rows joined by newlines")
-    text: str | None = key(None, "column of the texts; none: by its name, else the first")
+    text: str | None = key(None, "column of texts; if empty, found by its name, or the first")
     valid_share: float = key(0.1, "share of the text, at its end, held out", gt=0, lt=1)
     tokens: Literal["characters", "pieces", "words"] = key(
         "characters", 'or `"pieces"` (byte-level BPE), `"words"`'
     )
     vocabulary: _Pieces = key(4_000, "maximal size for pieces and words")
     block: int | None = key(
-        None, "tokens per window; none: 128, or fewer for a short held-out text", ge=2
+        None, "tokens per window; if empty, 128, or fewer for a short held-out text", ge=2
     )
 
 
@@ -134,8 +134,8 @@ class _LabelledSection(TaskSection):
 
     place: ClassVar[str | None] = "folder"
     folder: str = key(".", "folder of the files")
-    valid: str | None = key(None, "as `train`; none: drawn from `train`, see `valid_share`")
-    test: str | None = key(None, "as `train`; none: drawn from `train`, see `test_share`")
+    valid: str | None = key(None, "as `train`; if empty, drawn from `train`, see `valid_share`")
+    test: str | None = key(None, "as `train`; if empty, drawn from `train`, see `test_share`")
     valid_share: float = key(
         0.1, "share of each class drawn for validation if `valid` is missing", gt=0, lt=0.5
     )
@@ -153,8 +153,8 @@ class LabelsConfig(_LabelledSection):
         "CSV, TSV, Parquet or JSON lines; lines of label TAB text; or a folder with one folder "
         "of .txt files per class",
     )
-    text: str | None = key(None, "column of the texts; none: by its name, else the first")
-    label: str | None = key(None, "column of the labels; none: by its name, else the second")
+    text: str | None = key(None, "column of texts; if empty, found by its name, or the first")
+    label: str | None = key(None, "column of labels; if empty, found by its name, or the second")
     tokens: Literal["words", "pieces", "characters"] = key(
         "words", 'or `"pieces"` (byte-level BPE), `"characters"`'
     )
@@ -187,7 +187,7 @@ class ImagesConfig(_LabelledSection):
         "an .npz file with `images` and `labels`, or a folder with one folder of PNG or JPEG "
         "files per class",
     )
-    colour: bool | None = key(None, "convert images to colour, or to grey; none: as they are")
+    colour: bool | None = key(None, "convert images to colour, or to grey; if empty, as they are")
     size: tuple[Pixels, Pixels] | None = key(None, "rows and columns to scale files to")
 
 
