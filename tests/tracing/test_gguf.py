@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from tests.cli.conftest import Command, headloom_main
 
 import headloom
+from headloom.api.view import open_studio
 from headloom.tracing.locating import is_gguf, packaged_model
 from headloom.tracing.pretrained import load_pretrained
 
@@ -83,7 +85,7 @@ def test_verbs_take_the_file(tmp_path: Path, headloom_main: Command) -> None:
     out = tmp_path / "t.loom"
     done = headloom_main("trace", path, "--text", TEXT, "-o", out, "--json")
     assert done.code == 0, done.err
-    assert "quantised weights, 4-bit (Q4_1)" in done.err
+    assert "quantised weights (4-bit (Q4_1))" in done.err
     assert json.loads(done.out)["quantization"] == "4-bit (Q4_1)"
     for verb in (
         ["trace", path, "--text", TEXT, "-o", tmp_path / "g.loom", "--generate", "3"],
@@ -157,6 +159,55 @@ def test_files_that_are_refused(tmp_path: Path, file: Path) -> None:
         assert str(other) in str(error.value)
     with pytest.raises(headloom.DataError, match=r"a folder of GGUF files\. Give one of them"):
         load_pretrained(tmp_path)
+
+
+def test_files_without_an_ending_and_models_of_ollama(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headloom_main: Command
+) -> None:
+    blob = tmp_path / "blobs" / "sha256-1f2e3d"
+    blob.parent.mkdir()
+    for path in (blob, tmp_path / "model.GGUF"):
+        path.write_bytes(file.read_bytes())
+    kind = "application/vnd.ollama.image."
+    layers = [{"mediaType": f"{kind}license"}]
+    layers += [{"mediaType": f"{kind}model", "digest": "sha256:1f2e3d"}]
+    for place in ("registry.ollama.ai/library/small/1b", "hf.co/someone/small/latest"):
+        manifest = tmp_path / "manifests" / place
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text(json.dumps({"layers": layers}))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    expected = headloom.trace(file, TEXT).to_pandas()
+    for name in (blob, tmp_path / "model.GGUF", "ollama:small:1b", "ollama:hf.co/someone/small"):
+        assert headloom.trace(str(name), TEXT).to_pandas().equals(expected)
+        assert open_studio(str(name), TEXT).opening()["examples"] == [TEXT]
+    with pytest.raises(headloom.DataError, match="a model, not a trace"):
+        headloom.open("ollama:small:1b")
+    for verb in (("trace", "--text", TEXT), ("view", "--no-browser")):
+        line = headloom_main(verb[0], "ollama:small", *verb[1:]).one_line()
+        assert line.endswith("has ollama:small:1b. Get it: ollama pull small"), line
+    manifest.write_text(json.dumps({"layers": layers[:1]}))
+    with pytest.raises(headloom.DataError, match="this manifest names no model"):
+        headloom.load("ollama:hf.co/someone/small")
+
+
+def test_what_llama_cpp_cannot_trace_is_told(
+    file: Path, monkeypatch: pytest.MonkeyPatch, headloom_main: Command
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    missing = r'engine llama.cpp: llama_cpp is not installed. pip install ".[llama-cpp]"'
+    for model, text, options, message in (
+        (file, TEXT, {}, missing), (headloom.load(file), TEXT, {}, missing),
+        ("minilm", TEXT, {}, "reads GGUF files alone"), (file, [TEXT], {}, "reads one text"),
+        (file, TEXT, {"target": "a"}, "reads one text"),
+        (file, TEXT, {"generate": 0}, "generate is 0"),
+        (file, TEXT, {"engine": "vllm"}, "engine='vllm'; expected \"llama.cpp\""),
+    ):  # fmt: skip
+        with pytest.raises(headloom.InputError) as error:
+            headloom.trace(model, text, **{"engine": "llama.cpp", **options})
+        assert message in str(error.value)
+    options = ("--engine", "llama.cpp", "--text", TEXT)
+    assert missing in headloom_main("trace", file, *options).one_line()
+    assert "texts alone" in headloom_main("trace", file, *options, "--window", 4).one_line()
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from headloom.formats.images import open_image
 from headloom.mechanism.graph import KeepLike, as_keep
 from headloom.mechanism.received import LastQueries
 from headloom.models.dense import Products
+from headloom.tracing.llama_cpp import trace_by_llama_cpp
 from headloom.tracing.options import TraceOptions, Verify
 from headloom.training.resampling import Resampling
 
@@ -82,6 +83,7 @@ class Model(Hints, Questions):
         queries_keys: bool = True,
         dtype: torch.dtype | None = None,
         received: bool | LastQueries = False,
+        engine: Literal["llama.cpp"] | None = None,
         progress: Progress | None = None,
     ) -> Trace | list[Trace]:
         """Run the model once and keep the attention graph of every layer.
@@ -127,6 +129,8 @@ class Model(Hints, Questions):
                 ``trace.layers[i].graph.received`` and ``received_most``; ``LastQueries(n)``:
                 ``received_last`` as well, of the last n queries without padding. None in a layer
                 whose queries and keys are unknown.
+            engine: "llama.cpp": it runs a GGUF file on one text, in its few bits and with flash
+                attention and a float16 cache; the model is named by its path or name. None: torch.
             progress: called with path and number of each finished layer, and their total.
 
         Returns: a Trace; for several texts, or a batch of inputs, a list with a Trace for each.
@@ -151,6 +155,15 @@ class Model(Hints, Questions):
             as_keep("trace", keep),
             queries_keys, layers, save, dtype, overwrite, verify, received=received,
         )  # fmt: skip
+        if engine is not None:
+            others = target is not None or image is not None or tokenizer is not None
+            if engine != "llama.cpp" or others or not isinstance(inputs, str):
+                raise InputError(
+                    f'trace: engine={engine!r}; expected "llama.cpp", which reads one text by the '
+                    "tokenizer of a GGUF file: without target, image and tokenizer."
+                )
+            check_text(inputs)
+            return Trace.of(trace_by_llama_cpp(self.name, inputs, options, generate, progress))
         several = isinstance(inputs, list) and all(isinstance(text, str) for text in inputs)
         if several and save is not None:
             raise InputError("trace: save= takes one text. Trace several in a loop, or without it.")

@@ -22,7 +22,7 @@ from headloom.formats.run import is_run
 from headloom.formats.trace import TraceData
 from headloom.models.huggingface.conversion import load_module
 from headloom.tracing.huggingface import TransformersReader, reader_of
-from headloom.tracing.locating import PACKAGED, is_gguf
+from headloom.tracing.locating import is_gguf, is_named
 from headloom.tracing.model_state import describe
 from headloom.tracing.pretrained import load_pretrained
 
@@ -38,7 +38,8 @@ def load(model: Source | TraceData, tokenizer: object = None) -> Model:
     Args:
         model: the folder of a run, or of a module by its `save_pretrained`; a packaged name
             ("minilm", "smollm2"); a folder of Transformers or its name on the Hugging Face hub; a
-            GGUF file; a model of Transformers; any module of torch; or a result of `load`.
+            GGUF file, also one of Ollama, "ollama:NAME:TAG"; a model of Transformers; any module of
+            torch; or a result of `load`.
         tokenizer: instead of the model's own. A model of Transformers finds its tokenizer where it
             was loaded from, on this machine; nothing is downloaded.
 
@@ -102,7 +103,7 @@ def open(path: Path | str) -> Trace | Run | list[Trace]:
     inside = sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST}"))
     if inside and not (folder / MANIFEST).exists():
         return [Trace.open(path) for path in inside]
-    if str(path) in PACKAGED or (folder / "config.json").exists() or is_gguf(folder):
+    if is_named(str(path)) or (folder / "config.json").exists() or is_gguf(folder):
         raise DataError(
             f"{path}: a model, not a trace, a run, or a folder of traces. Load it: "
             f"headloom.load({str(path)!r})."
@@ -117,7 +118,10 @@ def _loading(
 
     @wraps(method)
     def function(model: Source, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        made: Result = getattr(load(model), method.__name__)(*args, **kwargs)
+        # llama.cpp reads the file itself.
+        by_torch = isinstance(model, Model) or kwargs.get("engine") is None
+        opened = load(model) if by_torch else Model(str(model), nn.Identity())
+        made: Result = getattr(opened, method.__name__)(*args, **kwargs)
         return made
 
     signature = inspect.signature(method)

@@ -16,7 +16,7 @@ from headloom.studio.collection import Collection
 from headloom.studio.page import collect
 from headloom.studio.runs import open_collection, open_traces
 from headloom.studio.serving import Viewer, serve
-from headloom.tracing.locating import PACKAGED, is_gguf
+from headloom.tracing.locating import is_gguf, is_named
 
 
 def view(
@@ -72,7 +72,7 @@ def is_model(path: Path) -> bool:
         return (path / "config.json").exists() or any(path.glob("*.gguf"))
     if path.exists():
         return is_gguf(path)
-    if str(path) in PACKAGED:
+    if is_named(str(path)):
         return True
     # name, or owner/name; not if the owner is a folder here, or a trace was interrupted there.
     return (

@@ -1,7 +1,7 @@
 """`headloom trace`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -60,6 +60,10 @@ Workers = Annotated[
         "the address of a Ray cluster, auto, or local (a cluster on this machine).",
     ),
 ]
+Engine = Annotated[
+    Literal["llama.cpp"] | None,
+    Option(help="Run a GGUF file by llama.cpp, as it is. Default: by torch."),
+]
 #: What is report of a corpus as JSON.
 COUNTS = ("traced", "there", "empty", "failed")
 
@@ -68,7 +72,8 @@ def trace(
     model: option.ModelName, output: Output = None, text: option.Text = None, file: Read = None,
     corpus: Corpus = None, target: option.Target = None, generate: Generate = None,
     window: Window = None, keep: option.Keep = 32, layers: Layers = None,
-    overwrite: option.Overwrite = False, workers: Workers = "1", as_json: option.AsJson = False,
+    overwrite: option.Overwrite = False, workers: Workers = "1", engine: Engine = None,
+    as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Run a model on a text, and keep the attention of every layer."""
     image = file if file is not None and option.is_image(file) else None
@@ -76,7 +81,7 @@ def trace(
     source = Path(model) if file is None or str(file) == "-" else file
     if corpus is not None or window is not None:
         output = output or option.new_folder(corpus or source, "-traces", replace=True)
-        if image is not None or target is not None:
+        if image is not None or target is not None or engine is not None:
             raise InputError("--corpus and --window read texts alone: leave out the others.")
         with progress_bar("opening the model") as show:
             done = headloom.trace_corpus(
@@ -97,7 +102,7 @@ def trace(
 
         made = headloom.trace(
             model, read, target=target, image=image, generate=generate, keep=keep, layers=chosen,
-            save=output, overwrite=overwrite, progress=report,
+            save=output, overwrite=overwrite, engine=engine, progress=report,
         )  # fmt: skip
     of_graph = read is None and image is None
     first = made[0] if isinstance(made, list) else made
