@@ -138,3 +138,25 @@ def test_what_cannot_be_named() -> None:
         model(ids)
         with pytest.raises(headloom.InputError, match=r"the layers model\.layers\.0\.self_attn, "):
             live.rows[2, 2]
+
+
+def test_requests_that_are_packed_in_one_row() -> None:
+    """Continuous batching: a row for each request, as the request has it alone."""
+    model, texts = llama("sdpa"), [[1, 5, 6, 7], [8, 9, 10, 11, 12]]
+    options = transformers.GenerationConfig(
+        max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+
+    def run() -> dict[str, Any]:
+        done = model.generate_batch(inputs=texts, generation_config=options, progress_bar=False)
+        return {name: (each.generated_tokens, each.error) for name, each in done.items()}
+
+    plain = run()
+    with headloom.live(model, [(1, 2)]) as live:
+        assert run() == plain
+    first = live.history[1, 2][0]
+    assert first.shape == (2, 5)
+    for row in first:
+        text = next(text for text in texts if len(text) == int((row > 0).sum()))
+        right = weights(torch.tensor([text]))[1][0, 2, -1]
+        assert float((row[: len(text)] - right).abs().max()) < 1e-6

@@ -138,14 +138,25 @@ class Live:
 
 
 @torch.no_grad()
-def newest_row(call: LayerCall, head: int) -> Tensor:
+def newest_row(call: LayerCall, head: int, last: int | None = None) -> Tensor:
     """Return the weights of the last query of a head, (batch, keys), computed in float64.
+
+    last: another query instead. Of texts packed in one row: (texts, keys), padded with 0.
 
     w_j = exp(s_j) / (sum_k exp(s_k) + exp(sink)),  s_j = softcap(scale q . k_j) + bias_j
     """
+    if call.packed is not None:
+        ends, bounds = call.packed[0][1:].tolist(), call.packed[1].tolist()
+        alone = call.changed(packed=None)
+        rows = [
+            newest_row(alone, head, end - 1)[0, first:last]
+            for end, first, last in zip(ends, bounds, bounds[1:], strict=False)
+        ]
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
     queries, keys = call.products()
-    last, length, device = queries.shape[2] - 1, keys.shape[2], queries.device
-    rows, exact = range(last, last + 1), torch.float32 if device.type == "mps" else torch.float64
+    last = queries.shape[2] - 1 if last is None else last
+    length, device = keys.shape[2], queries.device
+    row, exact = range(last, last + 1), torch.float32 if device.type == "mps" else torch.float64
 
     def of_head(tensor: Tensor) -> Tensor:
         return tensor[:, head if tensor.shape[1] > 1 else 0, 0]
@@ -155,19 +166,19 @@ def newest_row(call: LayerCall, head: int) -> Tensor:
     scores = torch.einsum("bd,bkd->bk", query, key)
     relative = call.relative
     if relative is not None:
-        terms = relative.key_scores(queries[:, :, last:].to(exact), rows, length)
+        terms = relative.key_scores(queries[:, :, last : last + 1].to(exact), row, length)
         scores = scores if terms is None else scores + of_head(terms)
     scores = scores * call.scale
     if call.softcap is not None:
         scores = call.softcap * (scores / call.softcap).tanh()
-    distance = None if relative is None else relative.bias(rows, length, device)
+    distance = None if relative is None else relative.bias(row, length, device)
     if distance is not None:
         scores = scores + of_head(distance[None]).to(exact)
     added = call.bias_of(torch.tensor([last]))
     if added is not None:
         scores = scores + of_head(added).to(exact)
     if call.mask is not None:
-        scores = scores.masked_fill(~of_head(call.mask.cells(rows, length, device)), -torch.inf)
+        scores = scores.masked_fill(~of_head(call.mask.cells(row, length, device)), -torch.inf)
     total = scores.logsumexp(-1, keepdim=True)
     if call.sinks is not None:
         total = total.logaddexp(call.sinks[head].to(exact))
@@ -186,7 +197,8 @@ def live(
     A row is there as soon as its layer has run: in a hook, a LogitsProcessor, a StoppingCriteria
     or a streamer, before the next token is chosen. Only the rows of the named heads are computed,
     one query by all keys each; the model computes with its own attention, and its output keeps its
-    bits. Compiled models run uncompiled in the block.
+    bits. Compiled models run uncompiled in the block; flash and flex attention by torch's fused
+    attention, which rounds differently.
 
     Args:
         model: a model of Transformers that uses the attention interface (sdpa, eager, flash, flex),
@@ -196,7 +208,8 @@ def live(
         history: rows of each head to keep in ``live.history``; None: all.
 
     Yields: a `Live`: ``rows`` and ``history``, by the heads as named. In a beam search, rows are
-        in the order of the beams in that step.
+        in the order of the beams in that step; in ``generate_batch`` in that of its requests, and
+        shorter ones end in 0.
 
     Raises: InputError: a head that the model lacks, when its layer runs; a model that is traced or
         watched at the same time. A warning names heads whose layer did not run.

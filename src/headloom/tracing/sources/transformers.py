@@ -140,7 +140,7 @@ def _function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
         dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
         position_bias: Tensor | None = None, softcap: float | None = None,
-        s_aux: Tensor | None = None, sinks: Tensor | None = None, **options: object,
+        s_aux: Tensor | None = None, sinks: Tensor | None = None, **options: Any,
     ) -> Tensor | None:  # fmt: skip
         sizes = query.shape[2], key.shape[2]
         flag = is_causal
@@ -177,11 +177,14 @@ def _function(
         known = id(module), is_causal
         if known not in kinds:
             kinds[known] = layer_kind(path, module, is_causal)
+        packed = None
+        if len(query) == 1 and (begins := options.get("cu_seq_lens_q")) is not None:
+            packed = begins, options["cu_seq_lens_k"]
         call = LayerCall(
             path=path, kind=kinds[known], queries=query, keys=key, values=value,
             scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling), mask=mask,
             bias=bias, softcap=softcap, sinks=s_aux, positions="none" if bias is None else "bias",
-            is_causal=is_causal,
+            is_causal=is_causal, packed=packed,
         )  # fmt: skip
         call.own_output = partial(_own_output, module, eager, call, own_mask, sinks, options)
         try:
