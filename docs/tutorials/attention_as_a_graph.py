@@ -5,11 +5,6 @@
 # a directed graph: tokens are nodes, and each edge has a weight.
 
 # %%
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import networkx as nx
 import numpy as np
 import pandas as pd
@@ -17,11 +12,7 @@ import torch
 
 import headloom
 
-file = Path(tempfile.mkdtemp()) / "dog.loom"
-text = "The dog chased the cat because it was hungry."
-command = ["-m", "headloom", "trace", "minilm", "--text", text, "-o", str(file)]
-subprocess.run([sys.executable, *command], check=True, capture_output=True)
-trace = headloom.open(file)
+trace = headloom.trace("minilm", "The dog chased the cat because it was hungry.")
 layer = trace.layers[3]
 graph, tokens = layer.graph, layer.key_tokens
 print(graph)

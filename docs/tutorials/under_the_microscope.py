@@ -6,11 +6,7 @@
 # strongest edges of every query, and the exact totals of each row.
 
 # %%
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -66,11 +62,7 @@ words = " ".join(
     f"On day {day} the {['king', 'queen', 'fool'][day % 3]} asked for {day * 7 % 100} ships."
     for day in range(1, 190)
 )
-folder = Path(tempfile.mkdtemp())
-(folder / "ships.txt").write_text(words)
-command = ["-m", "headloom", "trace", "smollm2", "--file", "ships.txt", "-o", "ships.loom"]
-subprocess.run([sys.executable, *command], check=True, capture_output=True, cwd=folder)
-trace = headloom.open(folder / "ships.loom")
+trace = headloom.trace("smollm2", words)
 layers = [float(layer.graph.rest.mean()) for layer in trace.layers]
 length = trace.layers[0].graph.length
 figure, axis = plt.subplots(figsize=(7, 3), constrained_layout=True)

@@ -6,37 +6,20 @@
 # models: MiniLM, an encoder, and SmolLM2, a language model of 135 million parameters.
 
 # %%
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 
 import headloom
-
-folder = Path(tempfile.mkdtemp())
-
-
-def traced(model: str, text: str) -> headloom.Trace:
-    """What `headloom trace MODEL --text TEXT -o FILE` writes, opened."""
-    file = folder / f"{len(list(folder.iterdir()))}.loom"
-    command = [sys.executable, "-m", "headloom", "trace", model, "--text", text, "-o", str(file)]
-    subprocess.run(command, check=True, capture_output=True)
-    return headloom.open(file)
-
 
 text = (
     "When Mary and John went to the store, John gave a drink to Mary. "
     "When Mary and John went to the park, John gave a flower to"
 )
-trace = traced("smollm2", text)
+trace = headloom.trace("smollm2", text)
 print(trace)
 
 # %% [markdown]
 # The trace holds the strongest edges of every query of every head, exactly, and the totals of each
-# row. Each layer was checked against the model's own attention. For a model in Python use
-# `headloom.trace(model, text, tokenizer=tokenizer)`.
+# row. Each layer was checked against the model's own attention.
 #
 # ## A row for each head
 
@@ -55,7 +38,8 @@ heads["role"].value_counts()
 # ## Induction: what followed the earlier copy?
 #
 # The two sentences of the text are nearly the same. At the second "John", an induction head attends
-# to the token after the first. So a language model copies from its context (Olsson et al. 2022).
+# to the token after the first. This is how a language model copies from its context (Olsson et al.
+# 2022).
 
 # %%
 best = heads.sort_values("induction", ascending=False).iloc[0]
@@ -73,8 +57,8 @@ _ = axis.set(
 )
 
 # %% [markdown]
-# Dark line below the diagonal: tokens of the second sentence attend to the token after their copy
-# in the first.
+# Along the dark line below the diagonal, tokens of the second sentence attend to the token after
+# their copy in the first.
 #
 # ## Sinks
 #
@@ -89,7 +73,7 @@ _ = axis.set(ylabel="weight on the first token", title="SmolLM2: mean over the h
 # ## An encoder attends in both directions
 
 # %%
-encoder = traced("minilm", "The dog chased the cat because it was hungry.")
+encoder = headloom.trace("minilm", "The dog chased the cat because it was hungry.")
 encoder.heads().sort_values("score", ascending=False)[["layer", "head", "role", "score"]].head(10)
 
 # %% [markdown]

@@ -137,9 +137,8 @@ class _TextSection(_BlocksSection):
     rotary_base: float = key(10_000.0, 'base of `"rotary"` positions', gt=0)
     rotary_scaling: RotaryScalingConfig | None = key(
         None,
-        'a section for longer texts with `"rotary"`: `kind` `"linear"`, `"ntk"`, `"llama3"` or '
-        '`"yarn"` and `factor`; the last two also `original_length`, and optionally `slow`, `fast` '
-        "and (yarn) `temperature`: see `headloom.RotaryScaling`",
+        'a section for longer texts with `"rotary"`: `kind` (`"linear"`, `"ntk"`, `"llama3"` or '
+        '`"yarn"`), `factor`, and the other arguments of `headloom.RotaryScaling`',
     )
     max_length: int = key(1024, 'number of `"learned"` positions', ge=1, le=10_000_000)
 
