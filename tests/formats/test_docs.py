@@ -27,7 +27,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         model.eval(), torch.arange(1, 13), keep=headloom.Top(4), save=tmp_path / "t.loom"
     )
     monkeypatch.chdir(tmp_path)
-    after = DOCS.read_text("utf-8").split("Other tools read it without headloom")[1]
+    after = DOCS.read_text("utf-8").split("Other tools read a trace without headloom")[1]
     blocks = re.findall(r"```python\n(.*?)```", after, re.DOTALL)
     assert len(blocks) == 2
     names: dict[str, Any] = {}

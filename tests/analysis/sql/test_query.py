@@ -185,10 +185,6 @@ def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights) ->
     previous = asked["Which heads look at the previous token?"].iloc[0]
     assert (previous["layer"], previous["head"]) == (0, 2)
     assert previous["previous"] == pytest.approx(0.9998, abs=5e-5)
-    ends = torch.arange(19)
-    distance = (stack * (ends[:, None] - ends).abs()).sum(-1).mean(-1)
-    far = asked["How far away do the heads look?"].iloc[0]
-    assert far["distance"] == pytest.approx(float(distance.max()), abs=1e-4)
 
 
 def test_a_view_without_data_says_what_would_fill_it(make_trace) -> None:
