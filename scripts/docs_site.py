@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
@@ -23,6 +23,7 @@ from typer.main import get_command
 import headloom
 from headloom.cli.advice import EXAMPLES
 from headloom.cli.commands import VERBS, app
+from keys import filled
 
 ROOT = Path(__file__).parents[1]
 #: A link of a Markdown page: text, then an address, of which a part behind # stays.
@@ -158,6 +159,8 @@ def value_of(hint: Any) -> str:
 def source_of(name: str) -> str:
     """Where a name of headloom's face is written, behind the functions that wrap it."""
     thing = inspect.unwrap(getattr(headloom, name))
+    if isinstance(thing, ModuleType):
+        return thing.__name__
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
@@ -172,6 +175,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
 
     if page.file.src_path == "reference/commands.md":
         markdown += commands()
+    if page.file.src_path == "reference/configuration.md":
+        markdown = filled(markdown)
     markdown = REFERENCE.sub(lambda match: f"::: {source_of(match[1])}", markdown)
     return LINK.sub(led, NAMED.sub(r"[\1]", markdown))
 

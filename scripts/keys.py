@@ -1,12 +1,8 @@
-"""Tables of docs/reference/configuration.md, from the descriptions of the keys.
-
-python scripts/keys.py writes them anew; a test holds that they are.
-"""
+"""Print docs/reference/configuration.md with its tables, from the descriptions of the keys."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -43,4 +39,4 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(PAGE.write_text(filled(PAGE.read_text("utf-8")), "utf-8") == 0)
+    print(filled(PAGE.read_text("utf-8")))
