@@ -7,6 +7,7 @@ the run without flash attention gets the output of each layer (l_out) from the r
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from headloom.tracing.locating import packaged_model
 from headloom.tracing.options import TraceOptions
 
 library = pytest.importorskip("llama_cpp", reason="scripts/test-llama-cpp runs it")
+logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)  # else each run prints much
 Arrays = dict[str, list[np.ndarray]]
 BATCH, HEADS, LAYERS = 512, 9, 30
 TEXT = "The animal didn't cross the street because it was too tired. What did it do instead?"
