@@ -159,9 +159,8 @@ def value_of(hint: Any) -> str:
 def source_of(name: str) -> str:
     """Where a name of headloom's face is written, behind the functions that wrap it."""
     thing = inspect.unwrap(getattr(headloom, name))
-    if isinstance(thing, ModuleType):
-        return thing.__name__
-    return f"{thing.__module__}.{thing.__qualname__}"
+    own = isinstance(thing, ModuleType)
+    return thing.__name__ if own else f"{thing.__module__}.{thing.__qualname__}"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
