@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -162,8 +163,7 @@ def newest_row(call: LayerCall, head: int, last: int | None = None) -> Tensor:
         return tensor[:, head if tensor.shape[1] > 1 else 0, 0]
 
     group = queries.shape[1] // keys.shape[1]
-    query, key = queries[:, head, last].to(exact), keys[:, head // group].to(exact)
-    scores = torch.einsum("bd,bkd->bk", query, key)
+    scores = _products(queries[:, head, last].detach(), keys[:, head // group].detach(), exact)
     relative = call.relative
     if relative is not None:
         terms = relative.key_scores(queries[:, :, last : last + 1].to(exact), row, length)
@@ -179,10 +179,31 @@ def newest_row(call: LayerCall, head: int, last: int | None = None) -> Tensor:
         scores = scores + of_head(added).to(exact)
     if call.mask is not None:
         scores = scores.masked_fill(~of_head(call.mask.cells(row, length, device)), -torch.inf)
-    total = scores.logsumexp(-1, keepdim=True)
-    if call.sinks is not None:
-        total = total.logaddexp(call.sinks[head].to(exact))
-    return (scores - total).exp().where(scores > -torch.inf, 0).float()
+    sink = None if call.sinks is None else call.sinks[head].detach().to(exact)
+    largest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(exact).min)
+    # NumPy's has one thread, as in _products.
+    powers = (
+        np.exp(scores.sub_(largest).numpy()) if device.type == "cpu" else scores.sub(largest).exp()
+    )
+    shares = torch.as_tensor(powers)
+    total = shares.sum(-1, keepdim=True)
+    if sink is not None:
+        total = total + (sink - largest).exp()
+    return (shares / total.clamp(min=torch.finfo(exact).tiny)).float()
+
+
+def _products(query: Tensor, keys: Tensor, exact: torch.dtype) -> Tensor:
+    """Return the products of one query with keys, (batch, keys).
+
+    On a processor by NumPy, in one thread: for so few numbers, threads wait for each other.
+    """
+    if query.device.type != "cpu":
+        return torch.einsum("bd,bkd->bk", query.to(exact), keys.to(exact))
+    rows, columns = (
+        (tensor if tensor.dtype.itemsize > 2 else tensor.float()).numpy().astype(np.float64)
+        for tensor in (query, keys)
+    )
+    return torch.from_numpy(np.matmul(columns, rows[:, :, None])[:, :, 0])
 
 
 @contextmanager
