@@ -27,7 +27,7 @@ trace = run.trace("de: Sonntag, 17. März 2024", keep=64)
 trace["cross", 1].plot()
 
 # %% [markdown]
-# The same head's W_Q at every snapshot of the training, from random to learned:
+# The W_Q of the same layer at every snapshot of the training, from random to learned:
 
 # %%
 history = run.history
