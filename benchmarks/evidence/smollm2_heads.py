@@ -249,8 +249,8 @@ def heads_claim(
     best = max(copies, key=lambda role: role.scores["induction"])
     return Claim(
         name="SmolLM2's induction, previous-token and sink heads, ablated",
-        claim="Without its induction heads and previous-token heads a language model loses "
-        "in-context learning, more than without other heads.",
+        claim="Without its induction heads and previous-token heads a language model loses more "
+        "in-context learning than without other heads.",
         source="Olsson et al. 2022, https://arxiv.org/abs/2209.11895; Xiao et al. 2024, "
         "https://arxiv.org/abs/2309.17453",
         published="Olsson et al.: in small models, ablating induction heads at test time greatly "
