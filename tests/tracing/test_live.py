@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -113,6 +114,23 @@ def test_other_modules() -> None:
             assert torch.equal(own(ids), plain)
         right = headloom.trace(own, ids, keep="all")[1, 1].weights[-1]
         assert float((live.rows[1, 1][0] - right).abs().max()) < 1e-6, positions
+
+
+def test_a_second_thread_beside_a_pass_is_left_out() -> None:
+    model, ids = llama("sdpa"), torch.randint(1, 60, (1, 6))
+    other = Thread(target=lambda: model(ids[:, :3]))
+
+    def beside(*_: object) -> None:
+        if not other.ident:
+            other.start()
+            other.join()
+
+    model.model.layers[0].register_forward_hook(beside)
+    with pytest.warns(UserWarning, match="two threads"), headloom.live(model, HEADS) as live:
+        model(ids)
+    assert [len(rows) for rows in live.history.values()] == [1, 1]
+    for row, (layer, head) in zip(live.rows.values(), ((1, 2), (2, 0)), strict=True):
+        assert float((row - weights(ids)[layer][:, head, -1]).abs().max()) < 1e-6
 
 
 def test_what_cannot_be_named() -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,13 @@ class Live:
         self._passed: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._running = False
+        #: The thread of the running pass, and whether another ran the model beside it.
+        self._thread, self._beside = get_ident(), False
 
     def skips(self, path: str) -> bool:
         """Return whether the next call of a layer has no named head, and count it."""
+        if self._is_beside():
+            return True
         if self._heads.get((path, self._passed.get(path, 0)), True):
             return False
         self._count(path)
@@ -72,6 +77,8 @@ class Live:
 
     def __call__(self, call: LayerCall) -> None:
         """Compute the rows of the named heads of a call."""
+        if self._is_beside():
+            return
         place = call.path, self._passed.get(call.path, 0)
         self._count(call.path)
         if place not in self._heads:
@@ -119,16 +126,29 @@ class Live:
 
     def begin(self, *_: object) -> None:
         """Begin a pass of the model."""
-        self._running = True
+        if self._is_beside():
+            self._beside = True
+            return
+        self._running, self._thread = True, get_ident()
         self._passed.clear()
 
     def end(self, *_: object) -> None:
         """End a pass."""
+        if self._is_beside():
+            return
         self._running = False
         self._passed.clear()
 
+    def _is_beside(self) -> bool:
+        """Return whether this thread runs beside the pass of another."""
+        return self._running and self._thread != get_ident()
+
     def check(self) -> None:
-        """Warn of named heads without a row."""
+        """Warn of named heads without a row, and of passes without rows."""
+        if self._beside:
+            warnings.warn(
+                "live: the model ran in two threads at once; rows are of one alone.", stacklevel=4
+            )
         missing = [repr(address) for address in self.history if address not in self.rows]
         if missing:
             warnings.warn(
