@@ -7,7 +7,7 @@
     4       s_ij = -inf                mask
     5       A = softmax(S)             softmax
     6       Z = A V                    weigh
-    after   output = [Z_0 ... Z_h] W_O join
+    after   output = [Z_0 ... Z_h-1] W_O   join
 
 `headloom steps` and the studio show these texts.
 
