@@ -183,8 +183,8 @@ def record_all(
             "https://kellerjordan.github.io/posts/muon",
             published="1.88 after 2,000 steps",
             ours=f"{mean_and_spread(same[2], digits=3)} after {STEPS:,} steps of AdamW; "
-            f"{mean_and_spread(short[2], digits=3)} after {short[1]:,} steps of Muon, in {spent:.2f} "
-            f"of the time in which nanoGPT reaches {peer_loss:.3f}",
+            f"{mean_and_spread(short[2], digits=3)} after {short[1]:,} steps of Muon, in "
+            f"{spent:.2f} of the time in which nanoGPT reaches {peer_loss:.3f}",
             command="python benchmarks/evidence/shakespeare.py --file PATH --peer NANOGPT",
             details="\n".join(
                 [

@@ -38,8 +38,9 @@ heads["role"].value_counts()
 # ## Induction: what followed the earlier copy?
 #
 # The two sentences of the text are nearly the same. At a word of the second sentence, an induction
-# head attends to the word that followed the same word in the first: at the second "went", to the "to"
-# after the first "went". This is how a language model copies from its context (Olsson et al. 2022).
+# head attends to the word that followed the same word in the first: at the second "went", to the
+# "to" after the first "went". This is how a language model copies from its context (Olsson et al.
+# 2022).
 
 # %%
 best = heads.sort_values("induction", ascending=False).iloc[0]
