@@ -1,8 +1,47 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
-import { defineConfig } from "vite";
+import { copyFileSync } from "node:fs";
+import { defineConfig, type Plugin, type UserConfig } from "vite";
 
-// One module and one style sheet serve the local server, the exported page and the notebook.
-export default defineConfig({
+const STATIC = "../src/headloom/studio/static";
+const shared = {
+  outDir: STATIC,
+  target: "es2022",
+  reportCompressedSize: false,
+  rolldownOptions: { output: { minify: true }, checks: { bundlerTimings: false } },
+  modulePreload: false,
+} as const;
+
+/** ONNX Runtime gets its WebAssembly as bytes: the place of its script is not asked. */
+const onnxRuntime: Plugin = {
+  name: "onnx-runtime",
+  enforce: "pre",
+  transform: (code, id) =>
+    id.includes("onnxruntime-web")
+      ? code.replaceAll("import.meta.url", JSON.stringify("https://headloom.invalid/"))
+      : null,
+  writeBundle: () => {
+    const wasm = "node_modules/onnxruntime-web/dist/ort-wasm-simd-threaded.wasm";
+    copyFileSync(wasm, `${STATIC}/ort.wasm`);
+  },
+};
+
+/** The worker of a page with a model inside: one script. */
+const worker: UserConfig = {
+  plugins: [onnxRuntime],
+  build: {
+    ...shared,
+    emptyOutDir: false,
+    lib: {
+      entry: "src/live/worker.ts",
+      formats: ["iife"],
+      name: "headloomWorker",
+      fileName: () => "worker.js",
+    },
+  },
+};
+
+/** One module and one style sheet serve the local server, the exported page and the notebook. */
+const studio: UserConfig = {
   plugins: [
     svelte({
       // Elements are made one by one: no markup is parsed, so a strict policy can forbid it.
@@ -10,12 +49,8 @@ export default defineConfig({
     }),
   ],
   build: {
-    outDir: "../src/headloom/studio/static",
+    ...shared,
     emptyOutDir: true,
-    target: "es2022",
-    reportCompressedSize: false,
-    rolldownOptions: { output: { minify: true }, checks: { bundlerTimings: false } },
-    modulePreload: false,
     lib: {
       entry: "src/main.ts",
       formats: ["es"],
@@ -24,4 +59,6 @@ export default defineConfig({
     },
   },
   define: { "process.env.NODE_ENV": '"production"' },
-});
+};
+
+export default defineConfig(({ mode }) => (mode === "worker" ? worker : studio));

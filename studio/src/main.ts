@@ -3,19 +3,25 @@
 
 import { mount, unmount } from "svelte";
 import App from "./App.svelte";
-import { packedSource, servedSource, type Pack } from "./source";
+import { doorTo } from "./live/door";
+import { liveSource } from "./live/source";
+import { packedSource, servedSource, type Pack, type Source } from "./source";
 import { Studio } from "./studio.svelte";
 import "./style.css";
 import { VIEWS } from "./views";
 
 const names = VIEWS.map(({ name }) => name);
 
+/** The source of an exported page, with a model or without. */
+const sourceOf = (pack: Pack): Source => (pack.model ? liveSource(pack) : packedSource(pack));
+
 const place = document.getElementById("headloom-studio");
 if (place) {
   const data = document.getElementById("headloom-data");
   const source = data
-    ? packedSource(JSON.parse(data.textContent ?? "{}") as Pack)
+    ? sourceOf(JSON.parse(data.textContent ?? "{}"))
     : servedSource(new URL("api/", document.baseURI).href);
+  if (source.model) Object.assign(window, { headloom: doorTo(source.model) });
   place.classList.add("headloom-whole");
   place.replaceChildren();
   mount(App, { target: place, props: { studio: new Studio(source, true, location.hash, names) } });

@@ -77,8 +77,11 @@ export function stateOf(heads: Heads): string {
   return "measuring …";
 }
 
+/** What stands for the role of a head that a page's model has read. */
+const UNKNOWN = "role not measured";
+
 export const titleOf = (heads: Heads, layer: number, head: number) =>
-  wordsOf(heads, roleOf(heads, layer, head))?.title ?? "measuring …";
+  wordsOf(heads, roleOf(heads, layer, head))?.title ?? (stateOf(heads) || UNKNOWN);
 
 /** To which heads a measure does not apply: "8 cross heads have no distance."; "": to none. */
 export function withoutWords(heads: Heads, layers: Layer[], name: string): string {
@@ -98,7 +101,8 @@ export function withoutWords(heads: Heads, layers: Layer[], name: string): strin
 /** A head in a sentence: its role, its score, and the score of random weights. */
 export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   const words = wordsOf(heads, roleOf(heads, layer.number, head));
-  if (!words) return stateOf(heads);
+  if (!words)
+    return stateOf(heads) || "A page measures the roles of its own examples, not of typed texts.";
   const patches = layer.one && layer.queries === "patches";
   const looks = patches
     ? `Each patch looks ${words.phrase.replaceAll("token", "patch")}`

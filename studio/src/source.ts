@@ -1,5 +1,6 @@
 // The source of the numbers: a server, or the page itself, with the same paths.
 
+import type { LiveModel } from "./live/model.svelte";
 import { fromBase85, unpacked } from "./unpacked";
 
 export interface Source {
@@ -7,7 +8,10 @@ export interface Source {
   live: boolean;
   json<T>(path: string): Promise<T>;
   bytes(path: string, stop?: AbortSignal): Promise<ArrayBuffer>;
-  /** The answer to a question, from a server only. null: a newer question replaced it. */
+  /** The model inside the page, where there is one. */
+  model?: LiveModel;
+  /** The answer to a question, from a server or a model in the page only. null: a newer question
+   * replaced it. */
   ask?<T>(path: string, question: object, stop?: AbortSignal): Promise<T | null>;
 }
 

@@ -23,8 +23,9 @@ export interface ViewEntry {
   key: string;
   /** The view that Escape goes back to. */
   back?: string;
-  /** Whether it needs a server. */
+  /** Whether it needs a server, or for an example the model that read it. */
   live?: boolean;
+  ofRead?: boolean;
   /** Whether it shows the head that is chosen. */
   ofHead?: boolean;
   /** Whether it has content; default: always. */
@@ -38,7 +39,8 @@ export interface ViewEntry {
 /** Whether a view is available for the open collection. */
 export const isAvailable = (one: ViewEntry, studio: Studio): boolean =>
   one.live
-    ? studio.source.live && (!one.when || one.when(studio))
+    ? (studio.source.live && (!one.when || one.when(studio))) ||
+      Boolean(one.ofRead && studio.source.model && studio.example?.description.read)
     : Boolean(one.ofExample || studio.opening?.history);
 
 export const VIEWS: ViewEntry[] = [
@@ -53,6 +55,7 @@ export const VIEWS: ViewEntry[] = [
     ofHead: true,
     ofExample: Neuron,
     live: true,
+    ofRead: true,
   },
   {
     name: "image",

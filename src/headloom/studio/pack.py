@@ -93,7 +93,7 @@ def _pieces(collection: Collection, left_out: int) -> Iterator[tuple[str, list[o
         yield "history", ["", collection.history.description]
         for name in ("weights", "products"):
             for number, array in getattr(collection.history, name).items():
-                yield f"history/layers/{number}/{name}", _packed(array, width=1)
+                yield f"history/layers/{number}/{name}", packed(array, width=1)
 
 
 def _edges(arrays: LayerArrays, head: int, block: int, left_out: int) -> list[object]:
@@ -137,7 +137,7 @@ def _rounded(bits: Array, left_out: int) -> Array:
 
 def _numbers(content: bytes, left_out: int) -> list[object]:
     """Pack float32 numbers without their low bits."""
-    return _packed(_rounded(np.frombuffer(content, "<u4"), left_out).tobytes())
+    return packed(_rounded(np.frombuffer(content, "<u4"), left_out).tobytes())
 
 
 def _pictures(example: Example, number: int, content: bytes) -> list[object]:
@@ -151,7 +151,7 @@ def _pictures(example: Example, number: int, content: bytes) -> list[object]:
     return [f"below:{columns},{len(content)}", _compressed([(1, steps.tobytes())])]
 
 
-def _packed(content: bytes, width: int = 4) -> list[object]:
+def packed(content: bytes, width: int = 4) -> list[object]:
     """Pack the bytes of numbers of a width."""
     return [f"{width}:{len(content)}", _compressed([(width, content)])]
 

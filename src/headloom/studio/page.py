@@ -1,22 +1,31 @@
-"""`export_page`: traces and a training's history as one self-contained HTML file."""
+"""`export_page`: traces and a training's history as one self-contained HTML file.
+
+`export_live_page` adds a model that reads new texts in the browser: ONNX Runtime in a worker.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from headloom.errors import InputError
-from headloom.formats.files import JsonMapping, atomic_file
+from headloom.formats.files import JsonMapping, atomic_file, disk_errors
 from headloom.formats.trace import TraceData
 from headloom.studio.arrays import as_json
 from headloom.studio.collection import Collection, Example, name_of
-from headloom.studio.pack import pack
+from headloom.studio.pack import pack, packed
 from headloom.studio.training import TrainingHistory
 from headloom.version import __version__
+
+#: Letters from which a page with a model is a folder, and of one of its parts at most.
+_FOLDER, _PART = 30_000_000, 16_000_000
+#: What a page with a model may run: WebAssembly, and its worker.
+_WASM, _WORKER = " 'wasm-unsafe-eval'", "worker-src blob:; trusted-types headloom"
 
 _SHELL = """<!doctype html>
 <html lang="en">
@@ -78,17 +87,92 @@ def page_html(collection: Collection) -> str:
     Its content security policy allows no requests and only the page's own script and style, by
     their hashes.
     """
+    return _page(collection.title, pack(collection))
+
+
+def export_live_page(
+    path: Path | str, collection: Collection, pieces: Mapping[str, list[object]]
+) -> Path:
+    """Write a page with a model inside: a file, or from 30 MB on a folder with an index.html.
+
+    The page is opened from a disk or a web server; it sends no requests, but a folder's for its own
+    parts. An existing page is replaced.
+
+    Args:
+        path: of the file; a folder has the same name without its suffix.
+        collection: at least one example of the model.
+        pieces: the model, its tensors, graphs and tokens, as studio/src/live/card.ts has them.
+
+    Returns: the path of the file or folder. Raises: DataError: it cannot be written.
+    """
+    path = Path(path)
+    wasm = resources.files("headloom.studio").joinpath("static", "ort.wasm").read_bytes()
+    example = collection.examples[0]
+    wording = [
+        {**example.neurons.through(number, 0, 0, 0, None), "positions": layer.positions}
+        for number, layer in enumerate(example.trace.layers)
+    ]
+    whole = {
+        **pack(collection), **pieces, "model/steps": ["", wording],
+        "runtime/worker": ["", _built("worker.js")], "runtime/wasm": packed(wasm, 1),
+    }  # fmt: skip
+    stored = {
+        place: piece for place, piece in whole.items()
+        if piece[0] and place.startswith(("model/", "runtime/"))
+    }  # fmt: skip
+    if sum(len(str(text)) for _, text in stored.values()) < _FOLDER:
+        with atomic_file(path) as temporary:
+            temporary.write_text(
+                _page(collection.title, whole, _WASM, _WORKER), "utf-8", newline="\n"
+            )
+        return path
+    folder = path.with_suffix("")
+    with disk_errors(folder):
+        shutil.rmtree(folder / "parts", ignore_errors=True)
+        (folder / "parts").mkdir(parents=True)
+    parts = _parts(stored)
+    for number, part in enumerate(parts):
+        with atomic_file(folder / "parts" / f"{number}.js") as temporary:
+            temporary.write_text(
+                f"headloomPart({as_json(part).decode()});\n", "utf-8", newline="\n"
+            )
+    rest = {place: piece for place, piece in whole.items() if place not in stored}
+    rest["runtime/parts"] = ["", len(parts)]
+    with atomic_file(folder / "index.html") as temporary:
+        page = _page(collection.title, rest, f"{_WASM} 'self'", _WORKER)
+        temporary.write_text(page, "utf-8", newline="\n")
+    return folder
+
+
+def _parts(pieces: Mapping[str, list[object]]) -> list[dict[str, list[object]]]:
+    """Return pieces in groups of about `_PART` letters, so that few are in memory at once."""
+    parts: list[dict[str, list[object]]] = [{}]
+    size = 0
+    for place, piece in pieces.items():
+        size += len(str(piece[1]))
+        if parts[-1] and size > _PART:
+            parts.append({})
+            size = len(str(piece[1]))
+        parts[-1][place] = piece
+    return parts
+
+
+def _page(
+    title: str, pieces: Mapping[str, list[object]], scripts: str = "",
+    others: str = "trusted-types 'none'",
+) -> str:  # fmt: skip
+    """Return a page with its pieces. scripts, others: what its policy allows besides."""
     code, rules = script(), style()
     policy = (
-        f"default-src 'none'; script-src '{_digest(code)}'; style-src '{_digest(rules)}'; "
+        f"default-src 'none'; script-src '{_digest(code)}'{scripts}; style-src '{_digest(rules)}'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
+        f"require-trusted-types-for 'script'; {others}"
     )
-    content = as_json(pack(collection)).decode("ascii")
+    content = as_json(pieces).decode("ascii")
     for sign in "<>&":  # JSON must not end its script element
         content = content.replace(sign, f"\\u{ord(sign):04x}")
     return shell(
-        title=collection.title,
+        title=title,
         policy=policy,
         style=f"<style>{rules}</style>",
         script=f'<script type="module">{code}</script>',

@@ -1,0 +1,333 @@
+// The model inside the page, in its worker: it reads texts, and gives the pieces of their heads.
+
+import type { Description, Heads } from "../description";
+import type { Through } from "../neuron";
+import { unpacked, fromBase85 } from "../unpacked";
+import { FIRST, type Card, type Change, type Input, type Reading, type ReadWeights } from "./card";
+import { Continued } from "./continued";
+import { edgeNumbers, throughNumbers } from "./edge";
+import { Graphs, idsTensor, numbersOf, type Outputs } from "./graphs";
+import * as pieces from "./pieces";
+import { Tokens } from "./tokens";
+import { layerWeights, type LayerInputs, type LayerWeights } from "./weights";
+
+/** Texts in memory. */
+const HELD = 6;
+/** Weights in memory at most, 4 bytes each, besides those of the layer used last. */
+const MOST_WEIGHTS = 2 ** 25;
+/** Tokens that a translator writes at most. */
+const LONGEST = 256;
+
+/** What the page knows besides the card. */
+export interface Words {
+  names: (string | null)[];
+  /** By layer the steps of a head's computation in words, and the kind of its positions. */
+  steps: (Pick<Through, "steps" | "turned"> & { positions: string })[];
+  /** The names and colours of measures and roles. */
+  heads: Pick<Heads, "measures" | "roles">;
+}
+
+interface Read {
+  reading: Reading;
+  layers: Map<number, LayerInputs>;
+}
+
+/** A piece of a page, as src/headloom/studio/pack.py writes it. */
+export type Packed = [form: string, content: string];
+
+export class Engine {
+  private readonly stored = new Map<string, ArrayBuffer>();
+  private card!: Card;
+  private words!: Words;
+  private graphs!: Graphs;
+  private tokens: Tokens | null = null;
+  private continued!: Continued;
+  private count = FIRST;
+  private readonly read_ = new Map<number, Read>();
+  private readonly weights = new Map<string, LayerWeights>();
+
+  /** Takes some pieces of the page. */
+  async take(packed: Record<string, Packed>): Promise<void> {
+    for (const [path, [form, content]] of Object.entries(packed)) {
+      const stream = new Blob([fromBase85(content)]).stream();
+      const plain = stream.pipeThrough(new DecompressionStream("deflate"));
+      const bytes = new Uint8Array(await new Response(plain).arrayBuffer());
+      this.stored.set(path, unpacked(bytes, form));
+    }
+  }
+
+  /** Makes the model ready, once all of its pieces are here. */
+  async open(card: Card, words: Words): Promise<void> {
+    [this.card, this.words] = [card, words];
+    this.graphs = new Graphs(card, (path) => this.stored.get(path));
+    this.continued = new Continued(card, this.graphs);
+    if (card.tokenizer) this.tokens = new Tokens(card, words.names);
+    await this.graphs.open(this.stored.get("runtime/wasm")!);
+    this.stored.delete("runtime/wasm");
+    // Snapshots need the other tensors again.
+    if (!card.snapshots) this.stored.clear();
+  }
+
+  ids(text: string): number[] {
+    return this.reader.ids(text);
+  }
+
+  async read(input: Input, change: Change = {}): Promise<Reading> {
+    const { kind, layers } = this.card;
+    for (const [layer, head] of change.off ?? [])
+      if (!(layers[layer]?.heads > head))
+        throw new Error(`There is no head ${head} in layer ${layer}.`);
+    if (kind === "image") return this.readImage(input as Float32Array, change);
+    if (kind === "translator") return this.translated(input as string, change);
+    const ids = this.whole(input as string);
+    const { logits, layers: inputs } =
+      kind === "language"
+        ? await this.continued.read(ids, change)
+        : await this.once({ input_ids: idsTensor(ids) }, change);
+    const name = input as string;
+    return this.held(name, { [this.card.sequences[0]]: ids }, logits, inputs);
+  }
+
+  /** The ids that writing begins with. */
+  beginning(text: string): number[] {
+    return this.card.kind === "translator" ? [this.card.start!] : this.whole(text);
+  }
+
+  text(ids: number[]): string {
+    return this.reader.text(ids);
+  }
+
+  /** The logits of the token after some ids: of a text, or of a text's translation. */
+  async next(ids: number[], change: Change = {}, source = ""): Promise<Float32Array> {
+    if (this.card.kind === "language")
+      return (await this.continued.read(this.reader.checked(ids), change)).logits;
+    if (this.card.kind !== "translator") throw new Error(`${this.card.name} writes no text.`);
+    const encoded = await this.encoded(this.whole(source), change);
+    return this.decoded(ids, encoded, change);
+  }
+
+  /** Bytes or JSON of an example that was read, by the rest of its path. */
+  piece(number: number, path: string): unknown {
+    const read = this.read_.get(number);
+    if (!read) throw new Error("This text is no longer in memory: type it again.");
+    const { description } = read.reading;
+    if (path === "") return description;
+    if (path === "heads") return this.heads(number, read);
+    const parts = path.split("/");
+    const layer = Number(parts[1]);
+    const rule = this.card.layers[layer];
+    const inputs = read.layers.get(layer)!;
+    const weights = this.weightsOf(number, layer);
+    if (parts[2] === "heads") {
+      const [head, , row, key] = [parts[3], parts[4], parts[5], parts[6]].map(Number);
+      const at = { head, row, key };
+      if (parts[4] === "edges") return pieces.edgesPiece(weights, head, row);
+      if (parts[4] === "edge")
+        return edgeNumbers(rule, inputs, weights, this.words.steps[layer].positions, at);
+      if (parts[4] === "through")
+        return throughNumbers(rule, inputs, weights, this.words.steps[layer], at);
+    }
+    if (parts[2] === "kept" || parts[2] === "means")
+      return pieces.picturesPiece(weights, description.side);
+    if (parts[2] === "sums") return pieces.sumsPiece(rule, weights, inputs);
+    if (parts[2] === "mean") return pieces.meanPiece(weights, this.card.layers.length);
+    if (parts[2] === "values") return pieces.valuesPiece(rule, inputs).buffer;
+    throw new Error(`${path} is not in this page.`);
+  }
+
+  /** The weights of a text that was read, by layer, head, query and key. */
+  arrays(number: number): ReadWeights {
+    const rows = <T>(count: number, make: (n: number) => T) =>
+      Array.from({ length: count }, (_, n) => make(n));
+    const all = this.card.layers.map((_, layer) => this.weightsOf(number, layer));
+    return {
+      weights: all.map(({ weights, heads, rows: queries, columns }) =>
+        rows(heads, (head) =>
+          rows(queries, (row) => {
+            const start = (head * queries + row) * columns;
+            return weights.slice(start, start + columns);
+          }),
+        ),
+      ),
+      lse: all.map(({ lse, heads, rows: queries }) =>
+        rows(heads, (head) => lse.slice(head * queries, (head + 1) * queries)),
+      ),
+    };
+  }
+
+  private get reader(): Tokens {
+    if (!this.tokens) throw new Error(`${this.card.name} reads no text.`);
+    return this.tokens;
+  }
+
+  /** The ids of a text with the token that stands before each. */
+  private whole(text: string): number[] {
+    const ids = this.reader.ids(text);
+    const { kind, start } = this.card;
+    const before = kind === "language" && start !== null && ids[0] !== start ? [start] : [];
+    return this.reader.checked([...before, ...ids]);
+  }
+
+  private async once(feeds: Parameters<Graphs["run"]>[1], change: Change) {
+    const outputs = await this.graphs.run("model", feeds, change);
+    const logits = outputs.logits ? numbersOf(outputs, "logits").slice() : new Float32Array(0);
+    return { logits, layers: this.graphs.inputs("model", outputs) };
+  }
+
+  private async readImage(pixels: Float32Array, change: Change): Promise<Reading> {
+    const { channels, rows, columns } = this.card.image!;
+    if (pixels.length !== channels * rows * columns)
+      throw new Error(
+        `An image has ${channels} × ${rows} × ${columns} numbers here, not ${pixels.length}.`,
+      );
+    const feeds = { pixel_values: [pixels, [1, channels, rows, columns]] } as const;
+    const { logits, layers } = await this.once(feeds as never, change);
+    return this.held("an image", {}, logits, layers);
+  }
+
+  private async encoded(source: number[], change: Change) {
+    const outputs = await this.graphs.run("encoder", { input_ids: idsTensor(source) }, change);
+    return outputs;
+  }
+
+  /** The logits after the last of the target's ids. */
+  private async decoded(target: number[], encoded: Outputs, change: Change): Promise<Float32Array> {
+    const outputs = await this.decoder(target, encoded, change, ["logits"]);
+    return last(numbersOf(outputs, "logits"), target.length);
+  }
+
+  private decoder(target: number[], encoded: Outputs, change: Change, fetches?: string[]) {
+    const { dims } = encoded.last_hidden_state;
+    const hidden = numbersOf(encoded, "last_hidden_state");
+    const feeds = {
+      input_ids: idsTensor(target),
+      encoder_hidden_states: [hidden, [...dims]],
+    } as const;
+    return this.graphs.run("decoder", feeds as never, change, fetches);
+  }
+
+  private async translated(text: string, change: Change): Promise<Reading> {
+    const { card, reader } = this;
+    const source = this.whole(text);
+    const encoded = await this.encoded(source, change);
+    const room = Math.min(card.longest ?? LONGEST, LONGEST);
+    let output = change.target;
+    if (output === undefined) {
+      const written = [card.start!];
+      while (written.length < room) {
+        const next = largest(await this.decoded(written, encoded, change));
+        if (next === card.end) break;
+        written.push(next);
+      }
+      output = reader.text(written.slice(1));
+    }
+    const target = reader.checked([card.start!, ...reader.ids(output, true)].slice(0, room));
+    const outputs = await this.decoder(target, encoded, change);
+    const layers = new Map([
+      ...this.graphs.inputs("encoder", encoded),
+      ...this.graphs.inputs("decoder", outputs),
+    ]);
+    const logits = last(numbersOf(outputs, "logits"), target.length);
+    const [first, second] = card.sequences;
+    return this.held(text, { [first]: source, [second]: target }, logits, layers, output);
+  }
+
+  /** Keeps what was read, the last few texts, and describes it. */
+  private held(
+    name: string,
+    ids: Record<string, number[]>,
+    logits: Float32Array,
+    layers: Map<number, LayerInputs>,
+    output = this.output(logits),
+  ): Reading {
+    const number = this.count++;
+    const description = this.description(name, ids, layers, output);
+    const { sequences: tokens } = description;
+    const reading = { number, description, tokens, ids, output, logits };
+    this.read_.set(number, { reading, layers });
+    for (const [old] of this.read_) if (old <= number - HELD) this.read_.delete(old);
+    for (const path of this.weights.keys())
+      if (!this.read_.has(Number(path.split("/")[0]))) this.weights.delete(path);
+    return reading;
+  }
+
+  private output(logits: Float32Array): string {
+    const { kind, labels } = this.card;
+    if (!logits.length) return "";
+    const best = largest(logits);
+    return kind === "language" ? this.reader.name(best) : (labels?.[best] ?? String(best));
+  }
+
+  private description(
+    name: string,
+    ids: Record<string, number[]>,
+    layers: Map<number, LayerInputs>,
+    output: string,
+  ): Description {
+    const { description: known, difference, kind } = this.card;
+    const each = <T>(make: (ids: number[]) => T) =>
+      Object.fromEntries(Object.entries(ids).map(([sequence, of]) => [sequence, make(of)]));
+    const wrote = kind === "language" || kind === "encoder" ? {} : { wrote: output };
+    return {
+      ...known,
+      name,
+      model: { ...known.model, ...wrote },
+      sequences: { ...known.sequences, ...each((of) => of.map((id) => this.reader.name(id))) },
+      separators: { ...known.separators, ...each((of) => this.reader.separators(of)) },
+      deviation: null,
+      local: true,
+      read: true,
+      verification: { difference: difference.weights, whole: true },
+      layers: known.layers.map((layer, place) => ({
+        ...layer,
+        shape: [layer.shape[0], layers.get(place)!.rows, layers.get(place)!.columns],
+        deviation: null,
+        exact: true,
+        picture: "means",
+        values: true,
+      })),
+    };
+  }
+
+  private weightsOf(number: number, layer: number): LayerWeights {
+    const path = `${number}/${layer}`;
+    let found = this.weights.get(path);
+    if (!found) {
+      found = layerWeights(this.card.layers[layer], this.read_.get(number)!.layers.get(layer)!);
+      this.weights.set(path, found);
+      let total = 0;
+      for (const { weights } of this.weights.values()) total += weights.length;
+      for (const [old, { weights }] of this.weights) {
+        if (total <= MOST_WEIGHTS || old === path) break;
+        this.weights.delete(old);
+        total -= weights.length;
+      }
+    }
+    return found;
+  }
+
+  private heads(number: number, { reading }: Read): Heads {
+    const { layers } = reading.description;
+    const all = layers.map((_, layer) => this.weightsOf(number, layer));
+    return {
+      ...this.words.heads,
+      kept: all.map(pieces.keptOf),
+      unkept: all.map(({ heads }) => new Array<number>(heads).fill(0)),
+      state: "known",
+      heads: all.map((one, layer) =>
+        pieces.measuresOf(one, layers[layer].queries === layers[layer].keys),
+      ),
+    };
+  }
+}
+
+/** The place of the largest number. */
+function largest(numbers: Float32Array): number {
+  let best = 0;
+  for (let n = 1; n < numbers.length; n++) if (numbers[n] > numbers[best]) best = n;
+  return best;
+}
+
+/** The last of so many rows. */
+const last = (numbers: Float32Array, rows: number) =>
+  numbers.slice(numbers.length - numbers.length / rows);
