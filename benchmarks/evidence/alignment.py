@@ -255,7 +255,7 @@ def write(
             published="on three other corpora, with much larger models: better than the writing "
             "step; a module trained on such links is 1.4 to 4.8 points better than GIZA++",
             ours=f"alignment error rate, Multi30k against eflomal's intersection: "
-            f"{told(caption, 'mutual')}, chosen without any links "
+            f"{told(caption, 'mutual')}, chosen without gold links "
             f"{by(caption, 'by agreement, without links, mutual')}; bible-alignments: "
             f"{told(verse, 'argmax')}, eflomal {min(errors):.1f} to {max(errors):.1f} %",
             command="python benchmarks/evidence/alignment.py --folder PATH --bible PATH",
