@@ -26,6 +26,8 @@ export interface CardLayer {
   number: number;
 }
 
+export type Tensors = { name: string; count: number; rows: number; bits: 8 | 32 }[];
+
 export interface Card {
   /** encoder: it has hidden states only. */
   kind: "translator" | "language" | "classifier" | "image" | "encoder";
@@ -39,6 +41,8 @@ export interface Card {
   longest: number | null;
   start: number | null;
   end: number | null;
+  /** Tokens that are never written. */
+  never?: number[];
   /** tokenizer.json of Hugging Face. */
   tokenizer: object | null;
   labels: string[] | null;
@@ -48,9 +52,11 @@ export interface Card {
   description: Description;
   layers: CardLayer[];
   /** 8 bits: each number is the scale of its row times a whole number. */
-  tensors: { name: string; count: number; rows: number; bits: 8 | 32 }[];
+  tensors: Tensors;
   graphs: Record<string, { tensors: [index: number, offset: number][]; bytes: number }>;
-  snapshots: { steps: number[]; tensors: number[] } | null;
+  /** Steps of the training, and the tensors of which each has its own. table: how these are
+   * stored, where it is not as the model's. */
+  snapshots: { steps: number[]; tensors: number[]; table?: Tensors } | null;
 }
 
 /** A change of the model for one reading. */

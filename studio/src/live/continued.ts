@@ -2,7 +2,7 @@
 // new tokens run.
 
 import type { Card, Change } from "./card";
-import { idsTensor, numbersOf, type Feeds, type Graphs } from "./graphs";
+import { idsTensor, type Feeds, type Graphs, type Run } from "./graphs";
 import type { LayerInputs } from "./weights";
 
 export class Continued {
@@ -15,8 +15,8 @@ export class Continued {
     private readonly graphs: Graphs,
   ) {}
 
-  /** The logits after a text, and its layers. */
-  async read(ids: number[], change: Change) {
+  /** The run on a whole text: its logits are those of the token after it. */
+  async read(ids: number[], change: Change): Promise<Run> {
     const same = JSON.stringify([change.off ?? [], change.snapshot]);
     let past = 0;
     // A bias of a past row is not known for later keys.
@@ -32,16 +32,15 @@ export class Continued {
         feeds[input] = [before, [1, kvHeads, past, this.graphs.depth("model", input)]];
       }
     }
-    const outputs = await this.graphs.run("model", feeds, change);
-    const layers = this.graphs.inputs("model", outputs);
-    for (const [place, layer] of past ? layers : []) {
+    const run = await this.graphs.run("model", feeds, change);
+    for (const [place, layer] of past ? run.layers : []) {
       const { heads } = this.card.layers[place];
       const { queries, rows } = this.layers.get(place)!;
       layer.queries = joined(cut(queries, heads, rows, past), layer.queries, heads);
       layer.rows = ids.length;
     }
-    [this.ids, this.change, this.layers] = [ids, same, layers];
-    return { logits: numbersOf(outputs, "logits").slice(), layers };
+    [this.ids, this.change, this.layers] = [ids, same, run.layers];
+    return run;
   }
 }
 

@@ -6,7 +6,7 @@ import { unpacked, fromBase85 } from "../unpacked";
 import { FIRST, type Card, type Change, type Input, type Reading, type ReadWeights } from "./card";
 import { Continued } from "./continued";
 import { edgeNumbers, throughNumbers } from "./edge";
-import { Graphs, idsTensor, numbersOf, type Outputs } from "./graphs";
+import { Graphs, idsTensor, type Feeds, type Run } from "./graphs";
 import * as pieces from "./pieces";
 import { Tokens } from "./tokens";
 import { layerWeights, type LayerInputs, type LayerWeights } from "./weights";
@@ -75,17 +75,16 @@ export class Engine {
   async read(input: Input, change: Change = {}): Promise<Reading> {
     const { kind, layers } = this.card;
     for (const [layer, head] of change.off ?? [])
-      if (!(layers[layer]?.heads > head))
+      if (!(head < layers[layer]?.heads))
         throw new Error(`There is no head ${head} in layer ${layer}.`);
     if (kind === "image") return this.readImage(input as Float32Array, change);
     if (kind === "translator") return this.translated(input as string, change);
     const ids = this.whole(input as string);
-    const { logits, layers: inputs } =
+    const run =
       kind === "language"
         ? await this.continued.read(ids, change)
-        : await this.once({ input_ids: idsTensor(ids) }, change);
-    const name = input as string;
-    return this.held(name, { [this.card.sequences[0]]: ids }, logits, inputs);
+        : await this.graphs.run("model", { input_ids: idsTensor(ids) }, change);
+    return this.held(input as string, { [this.card.sequences[0]]: ids }, run);
   }
 
   /** The ids that writing begins with. */
@@ -99,11 +98,11 @@ export class Engine {
 
   /** The logits of the token after some ids: of a text, or of a text's translation. */
   async next(ids: number[], change: Change = {}, source = ""): Promise<Float32Array> {
-    if (this.card.kind === "language")
-      return (await this.continued.read(this.reader.checked(ids), change)).logits;
-    if (this.card.kind !== "translator") throw new Error(`${this.card.name} writes no text.`);
-    const encoded = await this.encoded(this.whole(source), change);
-    return this.decoded(ids, encoded, change);
+    const { kind, name } = this.card;
+    if (kind === "language")
+      return (await this.continued.read(this.reader.checked(ids), change)).output.slice();
+    if (kind !== "translator") throw new Error(`${name} writes no text.`);
+    return this.decoded(ids, await this.encoded(this.whole(source), change), change);
   }
 
   /** Bytes or JSON of an example that was read, by the rest of its path. */
@@ -168,42 +167,30 @@ export class Engine {
     return this.reader.checked([...before, ...ids]);
   }
 
-  private async once(feeds: Parameters<Graphs["run"]>[1], change: Change) {
-    const outputs = await this.graphs.run("model", feeds, change);
-    const logits = outputs.logits ? numbersOf(outputs, "logits").slice() : new Float32Array(0);
-    return { logits, layers: this.graphs.inputs("model", outputs) };
-  }
-
   private async readImage(pixels: Float32Array, change: Change): Promise<Reading> {
     const { channels, rows, columns } = this.card.image!;
+    const shape = [channels, rows, columns];
     if (pixels.length !== channels * rows * columns)
-      throw new Error(
-        `An image has ${channels} × ${rows} × ${columns} numbers here, not ${pixels.length}.`,
-      );
-    const feeds = { pixel_values: [pixels, [1, channels, rows, columns]] } as const;
-    const { logits, layers } = await this.once(feeds as never, change);
-    return this.held("an image", {}, logits, layers);
+      throw new Error(`An image has ${shape.join(" × ")} numbers here, not ${pixels.length}.`);
+    const feeds: Feeds = { pixel_values: [pixels, [1, ...shape]] };
+    return this.held("an image", {}, await this.graphs.run("model", feeds, change));
   }
 
-  private async encoded(source: number[], change: Change) {
-    const outputs = await this.graphs.run("encoder", { input_ids: idsTensor(source) }, change);
-    return outputs;
+  private encoded(source: number[], change: Change): Promise<Run> {
+    return this.graphs.run("encoder", { input_ids: idsTensor(source) }, change);
+  }
+
+  private decoder(target: number[], encoded: Run, change: Change, only = false): Promise<Run> {
+    const feeds: Feeds = {
+      input_ids: idsTensor(target),
+      encoded: [encoded.output, [...encoded.shape]],
+    };
+    return this.graphs.run("decoder", feeds, change, only);
   }
 
   /** The logits after the last of the target's ids. */
-  private async decoded(target: number[], encoded: Outputs, change: Change): Promise<Float32Array> {
-    const outputs = await this.decoder(target, encoded, change, ["logits"]);
-    return last(numbersOf(outputs, "logits"), target.length);
-  }
-
-  private decoder(target: number[], encoded: Outputs, change: Change, fetches?: string[]) {
-    const { dims } = encoded.last_hidden_state;
-    const hidden = numbersOf(encoded, "last_hidden_state");
-    const feeds = {
-      input_ids: idsTensor(target),
-      encoder_hidden_states: [hidden, [...dims]],
-    } as const;
-    return this.graphs.run("decoder", feeds as never, change, fetches);
+  private async decoded(target: number[], encoded: Run, change: Change): Promise<Float32Array> {
+    return lastRow(await this.decoder(target, encoded, change, true));
   }
 
   private async translated(text: string, change: Change): Promise<Reading> {
@@ -222,25 +209,19 @@ export class Engine {
       output = reader.text(written.slice(1));
     }
     const target = reader.checked([card.start!, ...reader.ids(output, true)].slice(0, room));
-    const outputs = await this.decoder(target, encoded, change);
-    const layers = new Map([
-      ...this.graphs.inputs("encoder", encoded),
-      ...this.graphs.inputs("decoder", outputs),
-    ]);
-    const logits = last(numbersOf(outputs, "logits"), target.length);
+    const run = await this.decoder(target, encoded, change);
     const [first, second] = card.sequences;
-    return this.held(text, { [first]: source, [second]: target }, logits, layers, output);
+    const ids = { [first]: source, [second]: target };
+    const layers = new Map([...encoded.layers, ...run.layers]);
+    return this.held(text, ids, { ...run, layers }, output);
   }
 
   /** Keeps what was read, the last few texts, and describes it. */
-  private held(
-    name: string,
-    ids: Record<string, number[]>,
-    logits: Float32Array,
-    layers: Map<number, LayerInputs>,
-    output = this.output(logits),
-  ): Reading {
+  private held(name: string, ids: Record<string, number[]>, run: Run, written?: string): Reading {
     const number = this.count++;
+    const { layers } = run;
+    const logits = this.card.kind === "encoder" ? new Float32Array(0) : lastRow(run);
+    const output = written ?? this.output(logits);
     const description = this.description(name, ids, layers, output);
     const { sequences: tokens } = description;
     const reading = { number, description, tokens, ids, output, logits };
@@ -328,6 +309,5 @@ function largest(numbers: Float32Array): number {
   return best;
 }
 
-/** The last of so many rows. */
-const last = (numbers: Float32Array, rows: number) =>
-  numbers.slice(numbers.length - numbers.length / rows);
+/** The last row of what a graph gave. */
+const lastRow = ({ output, shape }: Run) => output.slice(output.length - shape.at(-1)!);

@@ -7,7 +7,13 @@ import type { LayerInputs } from "./weights";
 
 /** Arrays by name, with their shapes. */
 export type Feeds = Record<string, [data: Float32Array | BigInt64Array, shape: number[]]>;
-export type Outputs = Record<string, Tensor>;
+
+/** What a graph gave: its own output, and the layers by their numbers in the card. */
+export interface Run {
+  output: Float32Array;
+  shape: readonly number[];
+  layers: Map<number, LayerInputs>;
+}
 
 /** Token ids as a graph reads them, a batch of one text. */
 export const idsTensor = (ids: number[]): Feeds[string] => [
@@ -15,12 +21,14 @@ export const idsTensor = (ids: number[]): Feeds[string] => [
   [1, ids.length],
 ];
 
-export const numbersOf = (outputs: Outputs, name: string) => outputs[name].data as Float32Array;
+type Sessions = Map<string, InferenceSession>;
+/** Bytes of the sessions of snapshots that stay open. */
+const MOST = 2 ** 26;
 
 export class Graphs {
-  private sessions = new Map<string, InferenceSession>();
-  /** The sessions of a step of the training. */
-  private early: { step: number; sessions: Map<string, InferenceSession> } | null = null;
+  private sessions: Sessions = new Map();
+  /** Those of steps of the training, by step; the last few. */
+  private readonly early = new Map<number, Sessions>();
 
   /** piece: the bytes of a piece of the page. */
   constructor(
@@ -39,8 +47,6 @@ export class Graphs {
   /** The numbers under a path, the parts of their bytes joined. */
   private stored(root: string): Stored {
     const parts: Int8Array[] = [];
-    const one = this.piece(`${root}/bytes`);
-    if (one) parts.push(new Int8Array(one));
     for (let n = 0, part; (part = this.piece(`${root}/bytes/${n}`)); n++)
       parts.push(new Int8Array(part));
     const bytes = new Int8Array(parts.reduce((sum, part) => sum + part.length, 0));
@@ -49,7 +55,7 @@ export class Graphs {
   }
 
   private async made(trained: Stored, snapshot: Stored | null) {
-    const found = new Map<string, InferenceSession>();
+    const found: Sessions = new Map();
     for (const name of Object.keys(this.card.graphs)) {
       const graph = new Uint8Array(this.piece(`model/graphs/${name}`)!);
       const data = externalData(this.card, name, trained, snapshot);
@@ -59,16 +65,21 @@ export class Graphs {
     return found;
   }
 
-  private async at(step: number | undefined): Promise<Map<string, InferenceSession>> {
+  private async at(step: number | undefined): Promise<Sessions> {
     if (step === undefined) return this.sessions;
-    if (this.early?.step === step) return this.early.sessions;
-    if (!this.card.snapshots?.steps.includes(step))
-      throw new Error(`This page has no snapshot of step ${step}.`);
-    for (const session of this.early?.sessions.values() ?? []) await session.release();
-    this.early = null;
-    const snapshot = this.stored(`model/snapshots/${step}`);
-    this.early = { step, sessions: await this.made(this.stored("model"), snapshot) };
-    return this.early.sessions;
+    const number = this.card.snapshots?.steps.indexOf(step) ?? -1;
+    if (number < 0) throw new Error(`This page has no snapshot of step ${step}.`);
+    const snapshot = () => this.stored(`model/snapshots/${number}`);
+    const sessions = this.early.get(step) ?? (await this.made(this.stored("model"), snapshot()));
+    this.early.delete(step);
+    this.early.set(step, sessions);
+    const bytes = Object.values(this.card.graphs).reduce((sum, graph) => sum + graph.bytes, 0);
+    for (const [old, unused] of this.early) {
+      if (this.early.size <= Math.max(1, MOST / bytes)) break;
+      this.early.delete(old);
+      for (const session of unused.values()) await session.release();
+    }
+    return sessions;
   }
 
   /** The last size of an input. */
@@ -78,22 +89,25 @@ export class Graphs {
     return known?.isTensor ? Number(known.shape.at(-1)) : 0;
   }
 
-  /** Runs a graph. fetches: the outputs that are wanted; none: all. */
-  async run(name: string, feeds: Feeds, change: Change, fetches?: string[]): Promise<Outputs> {
+  /** Runs a graph. only: its own output without the layers. */
+  async run(name: string, feeds: Feeds, change: Change, only = false): Promise<Run> {
     const session = (await this.at(change.snapshot)).get(name)!;
-    const inputs: Outputs = {};
-    for (const [key, [data, shape]] of Object.entries({
-      ...feeds,
-      gates: this.gates(name, change),
-    }))
-      if (session.inputNames.includes(key))
-        inputs[key] =
-          data instanceof Float32Array
-            ? new Tensor("float32", data, shape)
-            : new Tensor("int64", data, shape);
-    const outputs = fetches ? await session.run(inputs, fetches) : await session.run(inputs);
-    for (const input of Object.values(inputs)) input.dispose();
-    return outputs as Outputs;
+    const all = { ...feeds, gates: this.gates(name, change) };
+    const inputs: Record<string, Tensor> = {};
+    for (const [key, [data, shape]] of Object.entries(all))
+      inputs[key] =
+        data instanceof Float32Array
+          ? new Tensor("float32", data, shape)
+          : new Tensor("int64", data, shape);
+    const own = session.outputNames.find((one) => !/\.\d+$/.test(one))!;
+    const outputs = only ? await session.run(inputs, [own]) : await session.run(inputs);
+    const run = {
+      output: outputs[own].data as Float32Array,
+      shape: outputs[own].dims,
+      layers: only ? new Map<number, LayerInputs>() : this.inputs(name, outputs),
+    };
+    for (const tensor of [...Object.values(inputs), ...Object.values(outputs)]) tensor.dispose();
+    return run;
   }
 
   /** 1 for each head of a graph that is on, (layers, heads). */
@@ -108,9 +122,9 @@ export class Graphs {
     return [gates, [layers.length, heads]];
   }
 
-  /** Queries, keys and values of the layers of a graph, by their numbers in the card. */
-  inputs(name: string, outputs: Outputs): Map<number, LayerInputs> {
+  private inputs(name: string, outputs: Record<string, Tensor>): Map<number, LayerInputs> {
     const found = new Map<number, LayerInputs>();
+    const numbersOf = (output: string) => outputs[output].data as Float32Array;
     for (const [place, { graph, number, bias, heads }] of this.card.layers.entries()) {
       if (graph !== name) continue;
       const [, , rows, depth] = outputs[`queries.${number}`].dims;
@@ -120,10 +134,10 @@ export class Graphs {
         columns,
         depth,
         valueDepth,
-        queries: numbersOf(outputs, `queries.${number}`),
-        keys: numbersOf(outputs, `keys.${number}`),
-        values: numbersOf(outputs, `values.${number}`),
-        bias: bias ? repeated(numbersOf(outputs, `bias.${number}`), heads * rows * columns) : null,
+        queries: numbersOf(`queries.${number}`),
+        keys: numbersOf(`keys.${number}`),
+        values: numbersOf(`values.${number}`),
+        bias: bias ? repeated(numbersOf(`bias.${number}`), heads * rows * columns) : null,
       });
     }
     return found;

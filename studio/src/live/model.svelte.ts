@@ -113,7 +113,7 @@ export class LiveModel {
     { tokens = 40, signal, temperature = 0, topK, seed = 1, ...change }: Writing = {},
     visit: (written: Written) => void = () => {},
   ): Promise<string> {
-    const { kind, start, end } = this.card;
+    const { kind, start, end, never = [] } = this.card;
     const translates = kind === "translator";
     const ids = await this.calls.call<number[]>("beginning", text);
     const from = ids.length;
@@ -121,6 +121,7 @@ export class LiveModel {
     let written = "";
     while (ids.length - from < tokens && !signal?.aborted) {
       const logits = await this.next(ids, { ...this.change, ...change }, translates ? text : "");
+      for (const id of never) logits[id] = -Infinity;
       const id = random(logits);
       if (id === end || id === start) break;
       ids.push(id);

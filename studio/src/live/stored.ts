@@ -1,6 +1,6 @@
 // The model's tensors as the page stores them, and the buffers that ONNX Runtime reads.
 
-import type { Card } from "./card";
+import type { Card, Tensors } from "./card";
 
 /** Numbers of some tensors, one after the other. */
 export interface Stored {
@@ -10,7 +10,7 @@ export interface Stored {
 }
 
 /** Where each tensor starts: its floats or scales, and its bytes. */
-function places(tensors: Card["tensors"]): { float: number; byte: number }[] {
+function places(tensors: Tensors): { float: number; byte: number }[] {
   let float = 0,
     byte = 0;
   return tensors.map(({ count, rows, bits }) => {
@@ -23,7 +23,7 @@ function places(tensors: Card["tensors"]): { float: number; byte: number }[] {
 
 /** Writes a tensor as float32. */
 function write(
-  { count, rows, bits }: Card["tensors"][number],
+  { count, rows, bits }: Tensors[number],
   { floats, bytes }: Stored,
   { float, byte }: { float: number; byte: number },
   into: Float32Array,
@@ -50,13 +50,14 @@ export function externalData(
   const data = new ArrayBuffer(graph.bytes);
   const own = places(card.tensors);
   const changed = card.snapshots?.tensors ?? [];
-  const others = places(changed.map((index) => card.tensors[index]));
+  const table = card.snapshots?.table ?? changed.map((index) => card.tensors[index]);
+  const others = places(table);
   for (const [index, offset] of graph.tensors) {
     const tensor = card.tensors[index];
     const into = new Float32Array(data, offset, tensor.count);
     const other = snapshot ? changed.indexOf(index) : -1;
     if (other < 0) write(tensor, trained, own[index], into);
-    else write(tensor, snapshot!, others[other], into);
+    else write(table[other], snapshot!, others[other], into);
   }
   return new Uint8Array(data);
 }
