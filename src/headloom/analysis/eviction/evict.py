@@ -87,7 +87,7 @@ class Eviction(Drawn):
         heads = sum(lost.shape[2] for lost in self.lost.values())
         return (
             f"{len(self.lost)} layers, {heads} heads; prompt of {self.prompt:,} tokens, then "
-            f"{self.steps:,} steps; keys go once, after the prompt"
+            f"{self.steps:,} steps; keys are evicted once, after the prompt"
         )
 
     def __repr__(self) -> str:
