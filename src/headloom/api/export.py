@@ -26,6 +26,8 @@ def export(
     picture: Path | str | None = None,
     parquet: Path | str | None = None,
     graphml: Path | str | None = None,
+    live: bool = False,
+    bits: Literal[8, 32] | None = None,
     layer: int | str | None = None,
     head: int | None = None,
     to: Program | None = None,
@@ -39,6 +41,9 @@ def export(
         picture: of all heads at a glance, or one: .png, .svg or .pdf.
         parquet: of all edges, with names and tokens.
         graphml: of the graph of one head.
+        live: whether the page (html) has the model inside, which reads new texts in the browser: of
+            a run, or a model of Transformers that reads one text. Above 30 MB the page is a folder.
+        bits: of the weights in such a page, 32 or 8; None: 32 up to 10 million parameters.
         layer: of the picture and the graph; None: all heads, and the graph of the first.
         head: of this layer; None: the mean of its heads, and the graph of its first.
         to: of a run: "huggingface" for Transformers, "ctranslate2", or "onnx" for ONNX Runtime.
@@ -53,6 +58,15 @@ def export(
     """
     named = {"html": html, "picture": picture, "parquet": parquet, "graphml": graphml}
     outputs = {name: Path(path) for name, path in named.items() if path is not None}
+    if live or bits is not None:
+        if html is None or not live or len(outputs) > 1 or to is not None or output is not None:
+            raise InputError(
+                "export: live and bits are for one page with a model inside. Give html (--html "
+                "FILE), live (--live), and no other output."
+            )
+        from headloom.api.page_model import write_live_page
+
+        return [write_live_page(x, Path(html), bits)]
     if to is not None or output is not None:
         if to is None or output is None or outputs:
             raise InputError(

@@ -54,7 +54,10 @@ def _some_text(text: str) -> str:
 _trace = partial(Argument, metavar="TRACE", callback=is_there)
 TracePath = Annotated[Path, _trace(help="A trace, made by headloom trace.")]
 SecondTrace = Annotated[Path, _trace(help="Another trace, with the same number of tokens.")]
-TraceOrRun = Annotated[Path, _trace(help="A trace; with --to, a training run.")]
+TraceOrModel = Annotated[
+    str,
+    _trace(callback=is_model, help="A trace; with --to a training run, with --live a model."),
+]
 TraceOrFolder = Annotated[Path, _trace(help="A trace, or a folder of traces.")]
 TracePaths = Annotated[
     list[Path],

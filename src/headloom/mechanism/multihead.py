@@ -236,7 +236,8 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         offset = cache.length if cache is not None and self_attention else 0
         mask = read_mask(mask, is_causal, offset)
         # (A window that ends just before each query may be intended.)
-        if offset > 1 and mask is not None and ends_before(mask, offset - 1):
+        known = type(offset) is int  # not in a program that is exported
+        if known and offset > 1 and mask is not None and ends_before(mask, offset - 1):
             raise InputError(
                 f"MultiHeadAttention: the cache holds {offset} positions, and the mask hides the "
                 "new ones from themselves. Give the position of the first query, as in "

@@ -37,8 +37,8 @@ def whole_number(
     least, most: bounds; most=None: no upper bound.
     """
     whole: int | None
-    if type(number) is int:
-        # operator.index would specialise a program compiled for a dynamic number.
+    if type(number) is int or isinstance(number, torch.SymInt):
+        # operator.index would specialise a program that is compiled or exported.
         whole = number
     else:
         try:

@@ -1,7 +1,7 @@
 """`headloom export`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 from typer import Option
 
@@ -21,6 +21,13 @@ Graph = Annotated[
         "--graphml", help="The graph of one head, by --layer and --head. Default: the first head."
     ),
 ]
+Live = Annotated[
+    bool, Option("--live", help="The page has the model inside, which reads new texts.")
+]
+Bits = Annotated[
+    int | None,
+    Option(help="Bits of a weight in such a page: 8 or 32. Default: 32 up to 10 million weights."),
+]
 Layer = Annotated[
     str | None, option.LayerName(help="The layer of the picture or graph, by number or path.")
 ]
@@ -31,15 +38,16 @@ Head = Annotated[
 
 
 def export(
-    path: option.TraceOrRun, html: Page = None, picture: Picture = None, parquet: Table = None,
-    graphml: Graph = None, layer: Layer = None, head: Head = None, to: option.ForProgram = None,
-    output: option.ModelOutput = None, as_json: option.AsJson = False,
+    path: option.TraceOrModel, html: Page = None, picture: Picture = None, parquet: Table = None,
+    graphml: Graph = None, live: Live = False, bits: Bits = None, layer: Layer = None,
+    head: Head = None, to: option.ForProgram = None, output: option.ModelOutput = None,
+    as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Write a trace as page, picture, table or graph; export a model."""
     with progress_bar("writing"):
         written = headloom.export(
-            path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,
-            head=head, to=to, output=output,
+            path, html=html, picture=picture, parquet=parquet, graphml=graphml, live=live,
+            bits=cast(Any, bits), layer=layer, head=head, to=to, output=output,
         )  # fmt: skip
     if isinstance(written, list):
         print(*written, sep="\n")
