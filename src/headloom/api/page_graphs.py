@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Tokens of the input that is exported, of the source and in the cache: 1 would become a constant.
 _TOKENS, _SOURCE, _CACHED = 5, 4, 3
+#: Name of the output of an encoder.
+_HIDDEN = "last_hidden_state"
 #: Keys and values of a layer, (1, kv_heads, positions, depth) each.
 _Past = Sequence[tuple[Tensor, Tensor]]
 _Run = Callable[[dict[str, Tensor], _Past], Tensor]
@@ -64,17 +66,17 @@ class Attended:
 class PageGraph(nn.Module):
     """Graph of a page.
 
-    name: of the graph. inputs: an example of each, by name. cached: whether it reads and returns
-    keys and values. calls: of its attention layers on the example, in their order.
+    name: of the graph. inputs: an example of each, by name. output: its name. cached: whether it
+    reads and returns keys and values. calls: of its attention layers on the example, in order.
     """
 
     def __init__(
         self, name: str, model: nn.Module, run: _Run, inputs: dict[str, Tensor],
-        cached: bool = False,
+        output: str = "logits", cached: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.name, self.model, self.run = name, model.eval(), run
-        self.inputs, self.cached = inputs, cached
+        self.inputs, self.output, self.cached = inputs, output, cached
         self.calls: list[Attended] = []
         with torch.no_grad():
             self(inputs, [], [], None)
@@ -99,7 +101,11 @@ class PageGraph(nn.Module):
         past = [f"past_{part}.{n}" for part in ("keys", "values") for n in layers if self.cached]
         biased = [n for n in layers if self.calls[n].bias is not None]
         outputs = [f"{part}.{n}" for part in ("queries", "keys", "values") for n in layers]
-        return [*self.inputs, *past, "gates"], ["output", *outputs, *(f"bias.{n}" for n in biased)]
+        return [*self.inputs, *past, "gates"], [
+            self.output,
+            *outputs,
+            *(f"bias.{n}" for n in biased),
+        ]
 
     @torch.no_grad()
     def to_onnx(self) -> onnx_ir.Model:
@@ -258,15 +264,19 @@ def page_graphs(
     if isinstance(model, Transformer):
 
         def decode(inputs: dict[str, Tensor], past: _Past) -> Tensor:
-            vectors, source = model.target_embedding(inputs["input_ids"]), inputs["encoded"]
+            vectors, source = (
+                model.target_embedding(inputs["input_ids"]),
+                inputs["encoder_hidden_states"],
+            )
             outputs = stacked(model.decoder, model.decoder_norm, vectors, causal(), source, None)
             return model.logits(outputs)
 
-        encoder = PageGraph(
-            "encoder", model, lambda x, past: model.encode(x["input_ids"], None), ids
-        )
+        run: _Run = lambda x, past: model.encode(x["input_ids"], None)  # noqa: E731
         source = torch.zeros(1, _SOURCE, model.architecture.width)
-        return [encoder, PageGraph("decoder", model, decode, {**ids, "encoded": source})]
+        return [
+            PageGraph("encoder", model, run, ids, _HIDDEN),
+            PageGraph("decoder", model, decode, {**ids, "encoder_hidden_states": source}),
+        ]
     if isinstance(model, LanguageModel):
 
         def step(inputs: dict[str, Tensor], past: _Past) -> Tensor:
@@ -290,7 +300,7 @@ def page_graphs(
         assert normalise is not None
         shape = model.shape
         pixels = {"pixel_values": torch.zeros(1, shape.channels, shape.rows, shape.columns)}
-        run: _Run = lambda x, past: cast(Tensor, model(normalise(x["pixel_values"])))  # noqa: E731
+        run = lambda x, past: cast(Tensor, model(normalise(x["pixel_values"])))  # noqa: E731
         return [PageGraph("model", model, run, pixels)]
     if is_transformers_model(model):
         return [_of_transformers(model, ids)]
@@ -311,7 +321,12 @@ def _of_transformers(model: Any, ids: dict[str, Tensor]) -> PageGraph:
             "reads one text, as BERT, GPT-2 or Llama."
         )
     if not model.can_generate():
-        return PageGraph("model", model, lambda x, past: cast(Tensor, model(**x)[0]), ids)
+        scores = "ForSequenceClassification" in type(model).__name__
+        network = model if scores else model.base_model
+        output = "logits" if scores else _HIDDEN
+        return PageGraph(
+            "model", network, lambda x, past: cast(Tensor, network(**x)[0]), ids, output
+        )
     last = (
         {"logits_to_keep": 1}
         if "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -128,7 +128,7 @@ class _Exported:
         feed["gates"] = np.ones((len(calls), heads), np.float32)
         names = self.graph.names[1]
         outputs = dict(zip(names, session.run(names, feed), strict=True))
-        return outputs["output"], [
+        return outputs[self.graph.output], [
             _weights(
                 call, *(outputs.get(f"{part}.{number}") for part in ("queries", "keys", "bias"))
             )
@@ -287,11 +287,15 @@ def _difference(
         encoded: dict[str, Tensor] = {}
         for part in exported:
             own = {name: inputs[part.graph.name][name] for name in part.graph.inputs
-                   if name != "encoded"} | encoded  # fmt: skip
+                   if name != "encoder_hidden_states"} | encoded  # fmt: skip
             result, found = part.run(own)
             with torch.no_grad():
                 expected = part.graph(own, [], [], None)[0].numpy()
-            encoded = {"encoded": torch.from_numpy(result)} if part.graph.name == "encoder" else {}
+            encoded = (
+                {"encoder_hidden_states": torch.from_numpy(result)}
+                if part.graph.name == "encoder"
+                else {}
+            )
             output = max(output, float(np.abs(result - expected).max()))
             for call, of_layer in zip(part.graph.calls, found, strict=True):
                 dense = trace.layer(_name_in(trace, call)).graph.to_dense().numpy()
