@@ -183,7 +183,7 @@ export class Engine {
   private decoder(target: number[], encoded: Run, change: Change, only = false): Promise<Run> {
     const feeds: Feeds = {
       input_ids: idsTensor(target),
-      encoded: [encoded.output, [...encoded.shape]],
+      encoder_hidden_states: [encoded.output, [...encoded.shape]],
     };
     return this.graphs.run("decoder", feeds, change, only);
   }
