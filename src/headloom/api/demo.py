@@ -31,6 +31,9 @@ SHOWN = (
     (datetime.date(1957, 10, 4), "th", "long"),
 )
 
+#: Name of the page among the files.
+PAGE = "page with the model inside"
+
 #: Indices of traced dates; the first is drawn.
 TRACED = (0, 1, 2, 4, 5)
 
@@ -60,17 +63,19 @@ def demo(run: str | Path = "runs/demo", seed: int = 1) -> JsonObject:
 
     console.print("\n[bold]3. Trace[/] which characters each character attends to.")
     traces = _trace(trained)
+    console.print("\n[bold]4. Draw[/] them, and write a page in which the model itself runs.")
     files = _draw(trained, traces, outcome, exact)
     for name, file in files.items():
         progress.say(f"  {name:<32} {file}")
     examples = getattr(config.task, "test_examples", 0)
     progress.say(
         f"\n{exact:.1%} of {examples:,} held-out dates exactly right, after "
-        f"{outcome['train_seconds']:.0f} s of training. Open the page: {files['page']}"
+        f"{outcome['train_seconds']:.0f} s of training.\n"
+        f"Open the page and type a date: the model inside answers. {files[PAGE]}"
     )
     return {
         "exact_match": exact, "train_seconds": round(outcome["train_seconds"], 2),
-        "steps": outcome["steps"], "run": str(path), "page": str(files["page"]),
+        "steps": outcome["steps"], "run": str(path), "page": str(files[PAGE]),
         "files": {name: str(file) for name, file in files.items()},
     }  # fmt: skip
 
@@ -109,8 +114,9 @@ def _trace(run: TrainedRun) -> dict[str, TraceData]:
 def _draw(
     run: TrainedRun, traces: dict[str, TraceData], outcome: JsonObject, exact: float
 ) -> dict[str, Path]:
+    from headloom.api.page_model import page_pieces
     from headloom.studio import pictures
-    from headloom.studio.page import collect, export_page
+    from headloom.studio.page import collect, export_live_page
     from headloom.studio.training import run_history
 
     folder = run.folder.path / "pictures"
@@ -124,7 +130,7 @@ def _draw(
         "one head's weights, in training": folder / "history-weights.png",
         "one head's W_Q W_K^T, in training": folder / "history-products.png",
         "traces": run.folder.path / "traces",
-        "page": page,
+        PAGE: page,
     }
     past = History(run.folder.history)
     name, head = _moved_most(past)
@@ -144,7 +150,9 @@ def _draw(
         list(traces.values()), "dates in 48 languages", names=list(traces),
         history=run_history(run.folder), summary=summary,
     )  # fmt: skip
-    export_page(page, collection)
+    texts = [write_date(*SHOWN[index]) for index in TRACED]
+    examples = list(zip(texts, traces.values(), strict=True))
+    export_live_page(page, collection, page_pieces(RunModel(run, beam=1), examples))
     return files
 
 

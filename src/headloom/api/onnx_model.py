@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headloom.api.huggingface_model import exported_tokenizer
+from headloom.api.page_graphs import quiet_export
 from headloom.errors import InputError, installing, optional_package
 from headloom.formats.files import JsonObject, write_json
 from headloom.mechanism.masks import causal, padding
@@ -76,8 +76,7 @@ def _write(graph: _Graph, path: Path, longest: int | None) -> None:
         )
         inputs[name] = torch.ones(shape, dtype=kind)
         shapes[name] = {n: free[size] for n, size in enumerate(sizes) if isinstance(size, str)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet_export():
         program = torch.onnx.export(
             graph.module.eval(), kwargs=inputs, output_names=[graph.output],
             input_names=["input_ids" if name == "tokens" else name for name in inputs],

@@ -7,6 +7,7 @@ head that is switched off. The graph of a language model also reads and returns 
 from __future__ import annotations
 
 import inspect
+import logging
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from headloom.models.classifier import Classifier, pooled
 from headloom.models.images import ImageClassifier
 from headloom.models.language_model import LanguageModel
 from headloom.models.transformer import Transformer
+from headloom.tracing.arguments import CACHES
 from headloom.tracing.sources.transformers import is_transformers_model, transformers
 
 if TYPE_CHECKING:
@@ -120,8 +122,7 @@ class PageGraph(nn.Module):
             name: {} if name == "pixel_values" else {1: free} for name in self.inputs
         }  # fmt: skip
         names = self.names
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet_export():
             program = torch.onnx.export(
                 self, (self.inputs, *past, gates), input_names=names[0], output_names=names[1],
                 dynamic_shapes=(sizes, *([{2: free}] * len(part) for part in past), {}),
@@ -129,6 +130,20 @@ class PageGraph(nn.Module):
             )  # fmt: skip
         assert program is not None
         return program.model
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Silence the warnings of torch's exporter: deprecations, and operators of other packages."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager
@@ -327,18 +342,16 @@ def _of_transformers(model: Any, ids: dict[str, Tensor]) -> PageGraph:
         return PageGraph(
             "model", network, lambda x, past: cast(Tensor, network(**x)[0]), ids, output
         )
-    last = (
-        {"logits_to_keep": 1}
-        if "logits_to_keep" in inspect.signature(model.forward).parameters
-        else {}
-    )
+    parameters = inspect.signature(model.forward).parameters
+    last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+    keyword = next(name for name in CACHES if name in parameters)
 
     def step(inputs: dict[str, Tensor], past: _Past) -> Tensor:
         cache = transformers().DynamicCache([*past] or None)
         tokens = inputs["input_ids"].shape[1]
         places = torch.arange(tokens)[None] + (past[0][0].shape[2] if past else 0)
         logits: Tensor = model(
-            **inputs, past_key_values=cache, use_cache=True, position_ids=places, **last
+            **inputs, **{keyword: cache}, use_cache=True, position_ids=places, **last
         ).logits
         return logits[:, -1:]
 

@@ -89,7 +89,8 @@ class Stored:
         whole = np.rint(flat / scale).astype(np.int8)
         self.floats.append(scale.ravel().astype(np.float32))
         self.whole.append(whole.ravel())
-        return (whole * scale.astype(np.float32)).reshape(numbers.shape)
+        rounded: np.ndarray = (whole * scale.astype(np.float32)).reshape(numbers.shape)
+        return rounded
 
     def pieces(self, path: str) -> Iterator[tuple[str, list[object]]]:
         """Yield the numbers below a path: `floats`, and `bytes` in parts."""
@@ -152,13 +153,13 @@ def _weights(
     if call.sinks is not None:
         sinks = call.sinks.detach().numpy().astype(float)[:, None, None]
         scores = np.concatenate((scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))), 2)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights: np.ndarray = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return weights if call.sinks is None else weights[..., :-1]
 
 
 def write_live_page(
-    x: Model | Path | str, path: Path, bits: Bits | None = None, texts: Sequence[str] = ()
+    x: object, path: Path, bits: Bits | None = None, texts: Sequence[str] = ()
 ) -> Path:
     """Write a page in which a run, or a model of Transformers, runs: see `headloom.export`.
 
@@ -167,12 +168,14 @@ def write_live_page(
     """
     from headloom.api.opening import load
 
-    model = load(str(x) if isinstance(x, Path) else x)
+    model = load(cast(Any, str(x) if isinstance(x, Path) else x))
+    if isinstance(model, RunModel):
+        model = RunModel(model._run, beam=1)  # as the page translates
     about = _About(model)
     given = list(texts) or about.examples()
     traces = []
     for one in given:
-        inputs = about.normalise(one)[None] if about.normalise else one
+        inputs: Any = about.normalise(cast(Tensor, one))[None] if about.normalise else one
         trace = model.trace(inputs, keep="all", verify=False)
         assert isinstance(trace, TraceData)  # of one text
         traces.append(trace)
@@ -357,9 +360,8 @@ class _About:
         run = model._run
         module = self.module = run.model
         architecture = getattr(module, "architecture", None)
-        longest = None if architecture is None else architecture.max_length
         if architecture is not None and architecture.positions in ("learned", "sinusoidal"):
-            self.facts["longest"] = longest
+            longest = self.facts["longest"] = architecture.max_length
             for part in module.modules():
                 if isinstance(part, Embedding):
                     part(torch.zeros(1, longest, dtype=torch.long))  # its table grows

@@ -39,7 +39,7 @@ def whole_number(
     whole: int | None
     if type(number) is int or isinstance(number, torch.SymInt):
         # operator.index would specialise a program that is compiled or exported.
-        whole = number
+        whole = number  # type: ignore[assignment]
     else:
         try:
             whole = None if isinstance(number, bool) else operator.index(number)  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ def export_live_page(
         {**example.neurons.through(number, 0, 0, 0, None), "positions": layer.positions}
         for number, layer in enumerate(example.trace.layers)
     ]
-    whole = {
+    whole: dict[str, list[object]] = {
         **pack(collection), **pieces, "model/steps": ["", wording],
         "runtime/worker": ["", _built("worker.js")], "runtime/wasm": packed(wasm, 1),
     }  # fmt: skip
