@@ -86,6 +86,13 @@ export interface Reading {
   logits: Float32Array;
 }
 
+/** What the model made of a text without its heads. */
+export interface Prediction extends Pick<Reading, "ids" | "tokens" | "output"> {
+  /** Rows of numbers: of a translation after each of its tokens, else of the end alone. */
+  logits: Float32Array;
+  columns: number;
+}
+
 /** The weights of a layer by head, query and key, as headloom.read gives them. */
 export interface ReadWeights {
   weights: Float32Array[][][];

@@ -11,6 +11,8 @@ export const doorTo = (model: LiveModel) => ({
   read: async (input: Input, change: Change = {}) => {
     const { number, tokens, ids, output, logits } = await model.read(input, change);
     const layers = model.card.layers.map(({ name }) => name);
-    return { tokens, ids, output, logits, layers, ...(await model.arrays(number)) };
+    const arrays = await model.arrays(number);
+    await model.drop(number);
+    return { tokens, ids, output, logits, layers, ...arrays };
   },
 });

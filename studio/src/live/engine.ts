@@ -3,7 +3,15 @@
 import type { Description, Heads } from "../description";
 import type { Through } from "../neuron";
 import { unpacked, fromBase85 } from "../unpacked";
-import { FIRST, type Card, type Change, type Input, type Reading, type ReadWeights } from "./card";
+import {
+  FIRST,
+  type Card,
+  type Change,
+  type Input,
+  type Prediction,
+  type Reading,
+  type ReadWeights,
+} from "./card";
 import { Continued } from "./continued";
 import { edgeNumbers, throughNumbers } from "./edge";
 import { Graphs, idsTensor, type Feeds, type Run } from "./graphs";
@@ -30,6 +38,9 @@ export interface Words {
 interface Read {
   reading: Reading;
   layers: Map<number, LayerInputs>;
+  /** What the graph gave, and its last size. */
+  output: Float32Array;
+  columns: number;
 }
 
 /** A piece of a page, as src/headloom/studio/pack.py writes it. */
@@ -103,6 +114,26 @@ export class Engine {
       return (await this.continued.read(this.reader.checked(ids), change)).output.slice();
     if (kind !== "translator") throw new Error(`${name} writes no text.`);
     return this.decoded(ids, await this.encoded(this.whole(source), change), change);
+  }
+
+  /** What the model makes of a text, with the logits after each token of a translation. */
+  async predicted(text: string, change: Change = {}): Promise<Prediction> {
+    const { number, ids, tokens, output } = await this.read(text, change);
+    const { output: logits, columns } = this.read_.get(number)!;
+    this.drop(number);
+    return { ids, tokens, output, logits, columns };
+  }
+
+  /** Forgets a text that was read. */
+  drop(number: number): void {
+    this.read_.delete(number);
+    for (const path of this.weights.keys())
+      if (!this.read_.has(Number(path.split("/")[0]))) this.weights.delete(path);
+  }
+
+  /** A tensor's numbers, at a step of the training where that is given. */
+  tensor(name: string, step?: number): Float32Array {
+    return this.graphs.tensor(name, step);
   }
 
   /** Bytes or JSON of an example that was read, by the rest of its path. */
@@ -225,10 +256,8 @@ export class Engine {
     const description = this.description(name, ids, layers, output);
     const { sequences: tokens } = description;
     const reading = { number, description, tokens, ids, output, logits };
-    this.read_.set(number, { reading, layers });
-    for (const [old] of this.read_) if (old <= number - HELD) this.read_.delete(old);
-    for (const path of this.weights.keys())
-      if (!this.read_.has(Number(path.split("/")[0]))) this.weights.delete(path);
+    this.read_.set(number, { reading, layers, output: run.output, columns: run.shape.at(-1)! });
+    for (const old of [...this.read_.keys()].slice(0, -HELD)) this.drop(old);
     return reading;
   }
 

@@ -2,7 +2,7 @@
 
 import { env, InferenceSession, Tensor } from "onnxruntime-web/wasm";
 import type { Card, Change } from "./card";
-import { externalData, type Stored } from "./stored";
+import { externalData, tensorOf, type Stored } from "./stored";
 import type { LayerInputs } from "./weights";
 
 /** Arrays by name, with their shapes. */
@@ -80,6 +80,20 @@ export class Graphs {
       for (const session of unused.values()) await session.release();
     }
     return sessions;
+  }
+
+  /** A tensor's numbers. step: of the training, for one that its snapshots have. */
+  tensor(name: string, step?: number): Float32Array {
+    const { tensors, snapshots } = this.card;
+    const index = tensors.findIndex((one) => one.name === name);
+    const number = step === undefined ? -1 : (snapshots?.steps.indexOf(step) ?? -1);
+    return number < 0
+      ? tensorOf(tensors, index, this.stored("model"))
+      : tensorOf(
+          snapshots!.table ?? [],
+          snapshots!.tensors.indexOf(index),
+          this.stored(`model/snapshots/${number}`),
+        );
   }
 
   /** The last size of an input. */

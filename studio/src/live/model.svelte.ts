@@ -2,7 +2,7 @@
 // work is done in a worker.
 
 import { Calls } from "./calls";
-import type { Card, Change, Input, Reading, ReadWeights } from "./card";
+import type { Card, Change, Input, Prediction, Reading, ReadWeights } from "./card";
 import type { Packed, Words } from "./engine";
 import { percent } from "../text";
 import { sampled, type Sampling } from "./sampling";
@@ -64,6 +64,21 @@ export class LiveModel {
   /** Reads a text or an image. */
   read(input: Input, change: Change = this.change): Promise<Reading> {
     return this.calls.call("read", input, change);
+  }
+
+  /** What the model makes of a text; its heads are not kept. */
+  predicted(text: string, change: Change): Promise<Prediction> {
+    return this.calls.call("predicted", text, change);
+  }
+
+  /** A tensor's numbers, at a step of the training where that is given. */
+  tensor(name: string, step?: number): Promise<Float32Array> {
+    return this.calls.call("tensor", name, step);
+  }
+
+  /** Forgets a text that was read. */
+  drop(number: number): Promise<void> {
+    return this.calls.call("drop", number);
   }
 
   /** Reads the text that is typed. null: a newer one came while this one waited. */

@@ -39,6 +39,13 @@ function write(
   }
 }
 
+/** The numbers of one of some tensors. */
+export function tensorOf(tensors: Tensors, index: number, stored: Stored): Float32Array {
+  const found = new Float32Array(tensors[index].count);
+  write(tensors[index], stored, places(tensors)[index], found);
+  return found;
+}
+
 /** The external data of a graph. snapshot: of another step, for the tensors that it has. */
 export function externalData(
   card: Card,
