@@ -159,23 +159,18 @@ class Live:
 
 
 @torch.no_grad()
-def newest_row(call: LayerCall, head: int, last: int | None = None) -> Tensor:
+def newest_row(call: LayerCall, head: int) -> Tensor:
     """Return the weights of the last query of a head, (batch, keys), computed in float64.
 
-    last: another query instead. Of texts packed in one row: (texts, keys), padded with 0.
+    Of texts packed in one row: (texts, keys), padded with 0.
 
     w_j = exp(s_j) / (sum_k exp(s_k) + exp(sink)),  s_j = softcap(scale q . k_j) + bias_j
     """
-    if call.packed is not None:
-        ends, bounds = call.packed[0][1:].tolist(), call.packed[1].tolist()
-        alone = call.changed(packed=None)
-        rows = [
-            newest_row(alone, head, end - 1)[0, first:last]
-            for end, first, last in zip(ends, bounds, bounds[1:], strict=False)
-        ]
+    if call.packed:
+        rows = [newest_row(text, head)[0] for text in call.packed]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
     queries, keys = call.products()
-    last = queries.shape[2] - 1 if last is None else last
+    last = queries.shape[2] - 1
     length, device = keys.shape[2], queries.device
     row, exact = range(last, last + 1), torch.float32 if device.type == "mps" else torch.float64
 

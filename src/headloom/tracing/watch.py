@@ -24,8 +24,8 @@ from headloom.tracing.model_state import Hook, describe, uncompiled
 from headloom.tracing.options import TraceOptions, Verify
 from headloom.tracing.readers import Reader
 from headloom.tracing.recording.layer_call import LayerCall
-from headloom.tracing.recording.passes import Text
 from headloom.tracing.recording.session import Session
+from headloom.tracing.recording.texts import Requests, Text
 from headloom.tracing.sources.functions import Functions, recorded
 from headloom.tracing.sources.source import excused
 from headloom.tracing.sources.transformers import routes
@@ -61,6 +61,7 @@ class Watched:
         self.progress: Callable[[str, int], None] = lambda what, number: None
         self._session: Session | None = None
         self._text: Text | None = None
+        self._requests: Requests | None = None
         self._arguments: Arguments = {}
         self._functions: Functions | None = None
         self._parts: list[nn.Module] = []
@@ -117,9 +118,10 @@ class Watched:
     # Calls
 
     def _receive(self, call: LayerCall) -> Tensor | None:
-        if self._is_inside(call) and self._session is not None:
+        recorder = self._requests if call.packed else self._session
+        if self._is_inside(call) and recorder is not None:
             with excused(self._excuse):
-                return self._session(call)
+                return recorder(call)
         return None
 
     def _take(self, call: LayerCall, graph: AttentionGraph) -> None:
@@ -165,11 +167,12 @@ class Watched:
             self._session, self._arguments = Session(self._options, computes=False), arguments
             return
         cache, text = cache_among(arguments), self._text
-        if cache is not None and not hasattr(cache, "get_seq_length"):
-            raise InputError(
-                f"its cache, a {type(cache).__name__}, has no get_seq_length(), so the number of "
-                "its positions is unknown; generate without it, as by model.generate."
-            )
+        if "read_index" in arguments:
+            if self._requests is None or self._requests.cache is not cache:
+                self._finish()
+                self._requests = Requests(cache, self._new_text)
+            self._requests.new_pass(arguments)
+            return
         whole = module in self._parts[:2]
         before = positions_in(cache) if whole else 0
         if before and self._lost:
@@ -212,7 +215,12 @@ class Watched:
                 "the whole text again for every token, so that no token has a single row. Let it "
                 "generate, and trace the text that it wrote."
             )
-        self._session = Session(self._options, computes=self._generation is not None, joins=True)
+        self._session, self._text = self._new_text()
+        return self._text
+
+    def _new_text(self) -> tuple[Session, Text]:
+        """Return a new text, and the session that records it."""
+        session = Session(self._options, computes=self._generation is not None, joins=True)
         options = self._generation or {}
         defaults = getattr(self._reader.model, "generation_config", None)
         end, padding = (
@@ -220,16 +228,16 @@ class Watched:
             for name in ("eos", "pad")
         )
         assert isinstance(self._reader, TransformersReader)
-        self._text = Text(self._reader.is_pair, options, (end, padding))
-        return self._text
+        return session, Text(self._reader.is_pair, options, (end, padding))
 
     def _after(self, module: nn.Module, args: object, output: object) -> None:
         """End a call of the model, its base or its encoder."""
         if self._running is not module or self._thread != get_ident():
             return
         self._running = None
-        if output is None and self._session is not None:
-            self._excuse(InputError("a call of it raised an error, so its text has no trace."))
+        if output is None and (self._session or self._requests) is not None:
+            fail = self._excuse if self._requests is None else self._requests.fail
+            fail(InputError("a call of it raised an error, so its text has no trace."))
         if module in self._parts[:2]:
             self.progress("of the text that is written", self._passes)
             self._passes += 1
@@ -239,13 +247,18 @@ class Watched:
     # Traces
 
     def _finish(self) -> None:
-        """Make the traces of the last text, if there was one."""
-        session, text, self._session, self._text = self._session, self._text, None, None
+        """Make the traces of the last text, or of the last requests, if there are any."""
+        session, text, requests = self._session, self._text, self._requests
+        self._session = self._text = self._requests = None
         if session is not None:
             with excused(self._excuse), session:
-                self._make(session, text)
+                self._make(session, text, self._about)
+        for request in () if requests is None else requests.finished():
+            with excused(self._excuse), request.session:
+                request.check()
+                self._make(request.session, request.text, {**self._about, "request": request.name})
 
-    def _make(self, session: Session, text: Text | None) -> None:
+    def _make(self, session: Session, text: Text | None, about: JsonMapping) -> None:
         functions, tokenizer = self._functions, self._options.tokenizer
         assert functions is not None
         if not session.paths:
@@ -253,10 +266,10 @@ class Watched:
         if text is None or not isinstance(self._reader, TransformersReader):
             names = self._reader.names(self._arguments, tokenizer, session.calls)
             assert names is not None
-            session.begin(*names, self._about)
+            session.begin(*names, about)
         else:
             names = self._reader.names(text.inputs(), tokenizer, None, text.prompt)
-            session.begin(*names, self._about)
+            session.begin(*names, about)
             session.make_joined()
         not_traced = functions.not_traced(
             session.paths, session.refused(), session.left_out, outside=self._outside
@@ -307,9 +320,10 @@ def watch(
 
     Every call of the model makes a trace; calls that continue with a cache add their rows to the
     trace before them, so that a generation is one trace: the rows of the prompt, and a row for each
-    token that the model read. (It does not read the last token that it writes.) The model uses its
-    own attention and is left unchanged; a warning names what cannot be traced. Rows of the passes
-    1, 2, 4, 8 ... are compared with that attention. A beam search cannot be traced.
+    token that the model read. (It does not read the last token that it writes.) Each request of
+    ``generate_batch`` is a trace, with its id in ``trace.model["request"]``. The model uses its own
+    attention and is left unchanged; a warning names what cannot be traced. Rows of the passes 1, 2,
+    4, 8 ... are compared with that attention. A beam search cannot be traced.
 
     Args:
         model: in evaluation mode: any torch module, as for `headloom.trace`; a model of

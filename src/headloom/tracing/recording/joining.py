@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headloom.mechanism.graph import AttentionGraph
+from headloom.mechanism.parts import with_tensors
 from headloom.tracing.arguments import Arguments
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
 
@@ -31,6 +32,26 @@ class Part:
     call: LayerCall
     first: int = 0
     place: int | None = None
+
+    def first_rows(self, count: int) -> Part:
+        """Return the part with its first rows, and as many keys; itself if it has no more."""
+        call = self.call
+        if count >= call.graph.shape[2]:
+            return self
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor[:, :, :count]
+
+        tensors = {name: getattr(call, name) for name in (*_OF_CALL, "bias")}
+        rows = {name: cut(tensor) for name, tensor in tensors.items() if tensor is not None}
+        ranges = (
+            None
+            if call.ranges is None
+            else tuple(None if part is None else part[:, :count] for part in call.ranges)
+        )
+        return Part(
+            call.changed(graph=with_tensors(call.graph, cut), ranges=ranges, **rows), self.first
+        )
 
 
 class Steps:

@@ -48,7 +48,7 @@ class LayerCall:
                     it is unknown
     tracks          of its queries and its keys: see `Provenance.call`; None: not followed
     sequences       of its queries and of its keys, if the layer names them
-    packed          where texts packed in one row begin, queries and keys: (texts + 1,) each; None
+    packed          calls of the texts in its row, in `generate_batch`; it then has no mask itself
 
     The session adds:
 
@@ -80,7 +80,7 @@ class LayerCall:
     missing: str | None = None
     tracks: tuple[int, int] | None = None
     sequences: tuple[str, str] | None = None
-    packed: tuple[Tensor, Tensor] | None = None
+    packed: tuple[LayerCall, ...] = ()
     index: int = 0
     graph: AttentionGraph = field(init=False)
     value_norms: Tensor | None = None

@@ -23,7 +23,6 @@ from headloom.errors import InputError
 from headloom.formats.files import NOT_WRITABLE, disk_errors
 from headloom.mechanism.graph import AttentionGraph
 from headloom.mechanism.parts import with_tensors
-from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.model_state import release_memory
 from headloom.tracing.recording.joining import Part, Steps, joined_call
 from headloom.tracing.recording.layer_call import LayerCall, RowRanges
@@ -62,6 +61,29 @@ class _Layer:
             self.known = room
         self.known[:, :, self.count : end] = keys
         self.count = end
+
+    def first(self, count: int) -> _Layer:
+        """Return a layer with its first rows and keys."""
+        layer, rows = _Layer(), count
+        for part in (*self.parts, *([self.steps.joined()] if self.steps else ())):
+            if rows > 0:
+                layer.parts.append(part.first_rows(rows))
+            rows -= part.call.graph.shape[2]
+        assert self.known is not None
+        layer.add_keys(self.known[:, :, :count])
+        return layer
+
+    def has(self, keys: Tensor, first: int, end: int) -> bool:
+        """Return whether these are the keys of some positions, but for rounding."""
+        assert self.known is not None
+        expected, now = self.known[:, :, first:end].contiguous(), _first_bytes(keys)
+        if expected.shape != now.shape or torch.equal(expected, now):
+            return expected.shape == now.shape
+        # Keys that are decompressed from the cache are rounded differently every time.
+        old, new = (part[..., None].view(keys.dtype).float() for part in (expected, now))
+        size = torch.linalg.vector_norm(old, dim=-1).amax(-1, keepdim=True)
+        far = torch.linalg.vector_norm(new - old, dim=-1)
+        return bool((far <= tolerance(keys.dtype) * size).all())
 
     def places(self, keys: Tensor) -> Tensor:
         """Find the first bytes of surviving keys among all; (batch, heads, keys), their places.
@@ -186,32 +208,42 @@ class Passes:
         For one text with a whole cache the first layer is enough, except in passes that are
         verified. Returns: None, or the places of the keys that survive in a thinned cache.
         """
-        assert layer.known is not None
-        expected = layer.known[:, :, first : layer.count].contiguous()
-        same = expected.shape == keys.shape[:3]
         if (
-            same and not first and self._is_compared and len(keys) == 1
+            not first and self._is_compared and len(keys) == 1 and keys.shape[2] == layer.count
             and not (self.are_verified or self._is_thinned)
         ):  # fmt: skip
             return None
-        now, self._is_compared = _first_bytes(keys), True
-        if same:
-            if torch.equal(expected, now):
-                return None
-            # Keys that are decompressed from the cache are rounded differently every time.
-            old, new = (part[..., None].view(keys.dtype).float() for part in (expected, now))
-            size = torch.linalg.vector_norm(old, dim=-1).amax(-1, keepdim=True)
-            far = torch.linalg.vector_norm(new - old, dim=-1)
-            if bool((far <= tolerance(keys.dtype) * size).all()):
-                return None
+        self._is_compared = True
+        if layer.has(keys, first, layer.count):
+            return None
         self._is_thinned = True
-        return layer.places(now)
+        return layer.places(_first_bytes(keys))
 
     def _put(self, part: Part) -> Part:
         """Move the large tensors of a part to the file, if there is one, until all are joined."""
         if self._file is not None:
             part.place = self._file.put(part.call)
         return part
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no call was recorded."""
+        return not self._layers
+
+    def holds(self, call: LayerCall, count: int) -> bool:
+        """Return whether the cached keys of another text's call are of this text's first positions.
+
+        count: number of the positions, of which the last ones may be cached.
+        """
+        layer = self._layers.get((call.path, 0))
+        if layer is None or layer.count < count:
+            return False
+        keys = call.keys[:, :, : -call.queries.shape[2]]
+        return layer.has(keys, count - keys.shape[2], count)
+
+    def begin_with(self, other: Passes, count: int) -> None:
+        """Take the rows of another text's first positions, which are the same in this text."""
+        self._layers = {place: layer.first(count) for place, layer in other._layers.items()}
 
     def joined(self) -> Iterator[LayerCall]:
         """Yield every layer, its passes one below the other.
@@ -290,86 +322,3 @@ class _CallFile:
         if len(content) < tensor.nbytes:
             raise OSError(errno.EIO, "the temporary file ends too soon")
         return torch.from_numpy(content).view(tensor.dtype).view(tensor.shape)
-
-
-class Text:
-    """Passes of a model over one text, or one batch of texts.
-
-    Args:
-        is_pair: whether only the target grows, as in an encoder-decoder.
-        prompt: the arguments of the generation; empty: unknown.
-        ends: the tokens that end a text, and the padding token after them.
-    """
-
-    def __init__(
-        self, is_pair: bool, prompt: Inputs, ends: tuple[int | list[int] | None, int | None]
-    ) -> None:
-        self._prompt_inputs, self._ends = prompt, ends
-        self._name = "decoder_input_ids" if is_pair else "input_ids"
-        #: Whether the model itself has run, not only its encoder.
-        self.decoded = False
-        #: Tokens of the prompt: of all passes before the first pass of one token.
-        self.prompt: int | None = None
-        #: Number of positions of the text; None: unknown.
-        self.length: int | None = None
-        #: Other arguments of the last pass, and the ids of each pass.
-        self._others: dict[str, Tensor] = {}
-        self._ids: dict[str, list[Tensor]] = {}
-
-    def new_pass(self, arguments: Inputs, before: int, model: bool) -> None:
-        """Add a pass with these arguments.
-
-        before: number of positions before it. model: whether the whole model runs.
-        """
-        tensors = {name: v for name, v in arguments.items() if isinstance(v, Tensor)}
-        for name in ("input_ids", "decoder_input_ids"):
-            if name in tensors and tensors[name].ndim == 2:
-                ids = tensors.pop(name).detach().cpu()
-                self._ids.setdefault(name, []).append(ids)
-                if name == self._name:
-                    self.length = before + ids.shape[1]
-                if name == self._name and model:
-                    reads_on = self.prompt == before and ids.shape[1] > 1
-                    if self.prompt is None or reads_on:
-                        self.prompt = before + ids.shape[1]
-        for name, value in tensors.items():
-            if name != "attention_mask" or value.ndim == 2:
-                self._others[name] = value.detach()
-        self.decoded = self.decoded or model
-
-    def inputs(self) -> Arguments:
-        """Return the arguments for one pass over the whole text."""
-        arguments: Arguments = {
-            name: value
-            for name, value in self._prompt_inputs.items()
-            if isinstance(value, Tensor) and name not in (self._name, "attention_mask")
-        }
-        arguments |= self._others
-        arguments |= {name: torch.cat(parts, 1) for name, parts in self._ids.items()}
-        mask_name = self._name.replace("input_ids", "attention_mask")
-        ids = arguments.get(self._name)
-        if ids is None or self.prompt is None or self.prompt >= ids.shape[1]:
-            return arguments
-        mask = arguments.get(mask_name)
-        if mask is None or mask.shape != ids.shape:
-            mask = torch.ones_like(ids)
-            first = self._prompt_inputs.get(mask_name)  # a cache of fixed size changes the mask
-            if isinstance(first, Tensor) and first.ndim == 2 and len(ids) % len(first) == 0:
-                prompt = first[:, : self.prompt].to(mask)
-                mask[:, : prompt.shape[1]] = prompt.repeat_interleave(len(ids) // len(first), 0)
-        arguments[mask_name] = self._until_end(ids, mask.cpu(), self.prompt)
-        return arguments
-
-    def _until_end(self, ids: Tensor, mask: Tensor, prompt: int) -> Tensor:
-        """Return the mask of each text of a batch up to its end token; padding follows it."""
-        end, padding = self._ends
-        if end is None or len(ids) == 1:
-            return mask  # one text ends where its generation does
-        ends = torch.as_tensor(end).cpu().flatten()
-        written = ids[:, prompt:].cpu()
-        filled = written == (int(ends[0]) if padding is None else padding)
-        rest = filled.flip(1).cumprod(1).flip(1).bool()  # only padding from here on
-        last = torch.ones_like(rest[:, :1])
-        closes = torch.isin(written, ends) & torch.cat((rest[:, 1:], last), 1)
-        after = closes.cumsum(1) > 0
-        return mask.masked_fill(torch.cat((after.new_zeros(len(after), prompt), after), 1), 0)

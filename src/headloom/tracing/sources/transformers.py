@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from headloom.errors import InputError, installing
 from headloom.mechanism.masks import causal
 from headloom.mechanism.watching import named_modules
-from headloom.tracing.arguments import Arguments
+from headloom.tracing.arguments import Arguments, Inputs
 from headloom.tracing.recording.layer_call import LayerCall
 from headloom.tracing.recording.score_terms import ScoreMask, lowest_of, score_mask
 from headloom.tracing.recording.sequences import layer_kind
@@ -68,7 +69,8 @@ class _Implementation(str):
     """Name of an attention implementation that also equals the name of the original one.
 
     Models compare the name, and branch for unknown ones. So this name equals the name of the
-    implementation it replaces too; lookups use its unique name. original: the configured name.
+    implementation it replaces too, also as `generate_batch` calls it ("paged|eager"); lookups use
+    its unique name. original: the configured name.
 
     >>> name = _Implementation("headloom-1")
     >>> name.stands_for = "eager"
@@ -87,7 +89,7 @@ class _Implementation(str):
         return (type(None), ()) if self.original is None else (str, (str(self.original),))
 
     def __eq__(self, other: object) -> bool:
-        if self.stands_for is not None and str(other) == self.stands_for:
+        if self.stands_for is not None and str(other).removeprefix("paged|") == self.stands_for:
             return isinstance(other, str)
         return str.__eq__(self, other)
 
@@ -97,9 +99,12 @@ class _Implementation(str):
     __hash__ = str.__hash__
 
 
-def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any]:
+def _own_function(module: nn.Module, eager: bool, options: Inputs) -> Callable[..., Any]:
     """Return the attention function of a module; torch's instead of fused GPU kernels."""
     source = sys.modules[type(module).__module__]
+    shared = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+    if eager and _PAGED in options:
+        return shared["paged|eager"]  # type: ignore[no-any-return]
     if eager:
         # A file may have several, for text and images: use the one in this module's forward.
         code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
@@ -108,10 +113,12 @@ def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any]:
         function = getattr(source, names[-1] if names else "eager_attention_forward", None)
         if function is not None:
             return function  # type: ignore[no-any-return]
-    shared = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
     fused: Callable[..., Any] = getattr(source, "ALL_ATTENTION_FUNCTIONS", shared)["sdpa"]
     return fused
 
+
+#: Argument of attention functions in `generate_batch`, a new object in each pass.
+_PAGED = "read_index"
 
 Aside = Callable[[], AbstractContextManager[object]]
 Skips = Callable[[str], bool]
@@ -122,7 +129,8 @@ def _function(
 ) -> Callable[..., object]:
     """Return the attention function to register in place of eager or fused attention."""
     # Layers share masks, or views of one; keeping the mask keeps its memory address unique.
-    read: dict[object, tuple[Tensor, Tensor, ScoreMask]] = {}
+    read: dict[object, tuple[Tensor | None, Tensor, ScoreMask]] = {}
+    running: object = None  # pass of `generate_batch`
     # Cached for all steps of a generation.
     kinds: dict[tuple[int, bool], str] = {}
 
@@ -133,15 +141,53 @@ def _function(
                 output = received(module, *args, **options)
         if output is None:
             with aside():
-                return _own_function(module, eager)(module, *args, **options)
+                return _own_function(module, eager, options)(module, *args, **options)
         return output.transpose(1, 2).contiguous(), None
 
     def received(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        **options: Any,
+    ) -> Tensor | None:  # fmt: skip
+        nonlocal running
+        paged = options.get(_PAGED)
+        if paged is None or mask is None:
+            call = read_call(module, query, key, value, mask, **options)
+            texts = [call]
+        elif query.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        else:
+            # Each pass writes its masks in the memory of the last one.
+            if paged is not running:
+                read.clear()
+            running = paged
+            options.pop("is_causal", None)  # False, as there is a mask
+            rows, columns = (options[f"cu_seq_lens_{end}"].tolist() for end in "qk")
+            texts = [
+                read_call(
+                    module, query[:, :, a:b], key[:, :, c:d], value[:, :, c:d],
+                    mask[:, :, a:b, c:d], **options,
+                )
+                for (a, b), (c, d) in zip(pairwise(rows), pairwise(columns), strict=True)
+                if a < b
+            ]  # fmt: skip
+            call = texts[0].changed(
+                queries=query, keys=key, values=value, mask=None, own_output=None,
+                packed=tuple(texts),
+            )  # fmt: skip
+        try:
+            return receive(call)
+        finally:
+            # Break the reference cycles, which would keep the whole cache of this step until the
+            # next garbage collection.
+            for text in texts:
+                text.own_output = None
+
+    def read_call(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
         dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
         position_bias: Tensor | None = None, softcap: float | None = None,
         s_aux: Tensor | None = None, sinks: Tensor | None = None, **options: Any,
-    ) -> Tensor | None:  # fmt: skip
+    ) -> LayerCall:  # fmt: skip
         sizes = query.shape[2], key.shape[2]
         flag = is_causal
         if flag is None:
@@ -158,7 +204,8 @@ def _function(
                     cells = cells.float()
                 lowest = lowest_of(cells.dtype)
                 allowed = cells if lowest is None else cells > lowest
-                read[where] = attention_mask, allowed, score_mask(cells, *sizes, lowest)
+                kept = None if _PAGED in options else attention_mask
+                read[where] = kept, allowed, score_mask(cells, *sizes, lowest)
             _, own_mask, score = read[where]
             mask, ahead = score.mask, score.ahead
             if score.bias is not None:
@@ -177,22 +224,14 @@ def _function(
         known = id(module), is_causal
         if known not in kinds:
             kinds[known] = layer_kind(path, module, is_causal)
-        packed = None
-        if len(query) == 1 and (begins := options.get("cu_seq_lens_q")) is not None:
-            packed = begins, options["cu_seq_lens_k"]
         call = LayerCall(
             path=path, kind=kinds[known], queries=query, keys=key, values=value,
             scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling), mask=mask,
             bias=bias, softcap=softcap, sinks=s_aux, positions="none" if bias is None else "bias",
-            is_causal=is_causal, packed=packed,
+            is_causal=is_causal,
         )  # fmt: skip
         call.own_output = partial(_own_output, module, eager, call, own_mask, sinks, options)
-        try:
-            return receive(call)
-        finally:
-            # Break the reference cycle, which would keep the whole cache of this step until the
-            # next garbage collection.
-            call.own_output = None
+        return call
 
     return attention_forward
 
@@ -227,7 +266,7 @@ def _own_output(
         if value is not None:
             options[name] = value
             eager = True  # torch's fused attention does not support these; FlexAttention does
-    output: Tensor = _own_function(module, eager)(
+    output: Tensor = _own_function(module, eager, options)(
         module, queries, call.keys, call.values, added, dropout=0.0, scaling=call.scale,
         is_causal=False, **options,
     )[0]  # fmt: skip
