@@ -23,7 +23,8 @@ TEXT = "The dog did not see it."
 NEEDS = {
     "gguf": ("gguf", "accelerate", "matplotlib"), "notebooks": ("anywidget", "matplotlib"),
     "figures": ("matplotlib",), "timm": ("timm", "matplotlib"), "diffusers": ("diffusers",),
-    "jax": ("jax",), "mlx": ("mlx.core",), "onnx_runtime": ("onnxruntime", "onnxscript"), "live_page": ("onnxruntime", "onnxscript"),
+    "jax": ("jax",), "mlx": ("mlx.core",), "onnx_runtime": ("onnxruntime", "onnxscript"),
+    "live_page": ("onnxruntime", "onnxscript"),
 }  # fmt: skip
 
 
