@@ -245,6 +245,7 @@ def page_pieces(
             for name, matrix in matrices:
                 snapshot.add(name, matrix)
             pieces |= snapshot.pieces(f"model/snapshots/{number}")
+            card["snapshots"]["table"] = snapshot.table  # of 8 bits, alike at every step
     return {"model": ["", card], "model/names": ["", about.names], **pieces}
 
 
