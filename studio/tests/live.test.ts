@@ -23,7 +23,7 @@ describe("stored tensors", () => {
         bytes: 40,
       },
     },
-    snapshots: { steps: [0], tensors: [2] },
+    snapshots: { steps: [0], tensors: [2], table: [{ name: "W", count: 2, rows: 1, bits: 8 }] },
   } as unknown as Card;
   const trained = {
     // The scales of E, all of b, the scales of W.
@@ -37,9 +37,9 @@ describe("stored tensors", () => {
     expect(found).toEqual([7, 8, 0.5, -1, 63.5, 6, 0, -256, 4, 2]);
   });
   test("a snapshot has some of them", () => {
-    const early = { floats: Float32Array.from([1, 1]), bytes: Int8Array.from([5, 6]) };
+    const early = { floats: Float32Array.from([3]), bytes: Int8Array.from([5, 6]) };
     const found = read(externalData(card, "model", trained, early));
-    expect(found).toEqual([7, 8, 0.5, -1, 63.5, 6, 0, -256, 5, 6]);
+    expect(found).toEqual([7, 8, 0.5, -1, 63.5, 6, 0, -256, 15, 18]);
   });
 });
 

@@ -244,6 +244,7 @@ def page_pieces(
             snapshot = Stored(8)
             for name, matrix in matrices:
                 snapshot.add(name, matrix)
+            card["snapshots"]["table"] = snapshot.table  # the same of every step
             pieces |= snapshot.pieces(f"model/snapshots/{number}")
             card["snapshots"]["table"] = snapshot.table  # of 8 bits, alike at every step
     return {"model": ["", card], "model/names": ["", about.names], **pieces}

@@ -1,4 +1,4 @@
-// What a page knows of the model inside it, as src/headloom/api/live_page.py writes it.
+// What a page knows of the model inside it, as src/headloom/api/page_model.py writes it.
 
 import type { Description, Kind } from "../description";
 
@@ -54,9 +54,9 @@ export interface Card {
   /** 8 bits: each number is the scale of its row times a whole number. */
   tensors: Tensors;
   graphs: Record<string, { tensors: [index: number, offset: number][]; bytes: number }>;
-  /** Steps of the training, and the tensors of which each has its own. table: how these are
-   * stored, where it is not as the model's. */
-  snapshots: { steps: number[]; tensors: number[]; table?: Tensors } | null;
+  /** Steps of the training, and the tensors of which each has its own. table: how a
+   * step stores these. */
+  snapshots: { steps: number[]; tensors: number[]; table: Tensors } | null;
 }
 
 /** A change of the model for one reading. */

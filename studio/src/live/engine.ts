@@ -228,7 +228,9 @@ export class Engine {
     const { card, reader } = this;
     const source = this.whole(text);
     const encoded = await this.encoded(source, change);
-    const room = Math.min(card.longest ?? LONGEST, LONGEST);
+    // A model that has not learnt to end would write until there is no room.
+    const most = change.snapshot === undefined ? LONGEST : source.length + 8;
+    const room = Math.min(card.longest ?? LONGEST, most);
     let output = change.target;
     if (output === undefined) {
       const written = [card.start!];

@@ -57,7 +57,7 @@ export function externalData(
   const data = new ArrayBuffer(graph.bytes);
   const own = places(card.tensors);
   const changed = card.snapshots?.tensors ?? [];
-  const table = card.snapshots?.table ?? changed.map((index) => card.tensors[index]);
+  const table = card.snapshots?.table ?? [];
   const others = places(table);
   for (const [index, offset] of graph.tensors) {
     const tensor = card.tensors[index];
