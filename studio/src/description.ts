@@ -174,7 +174,7 @@ export function lengthWords(name: string, tokens: string[]): string {
 }
 
 /** A number rounded up to one digit. */
-function bound(number: number): string {
+export function bound(number: number): string {
   const near = number.toExponential(0);
   if (!Number.isFinite(number) || number <= Number(near) * (1 + 1e-6)) return near;
   const [digit, power] = near.split("e");

@@ -12,6 +12,10 @@ export const START = {
   other: "",
   /** A text that the model is to read, where one is open; empty: an example. */
   text: "",
+  /** The heads of the model in the page that are switched off, as 2.1-3.0. */
+  off: "",
+  /** The step of the guide. */
+  guide: 0,
   layer: 0,
   head: 0,
   /** The heads drawn as threads, with a dot between them; empty: the current one. */

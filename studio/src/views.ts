@@ -1,6 +1,7 @@
 // The views, in the order of their tabs. A view is a file in views/ and an entry here.
 
 import type { Component } from "svelte";
+import type { LiveModel } from "./live/model.svelte";
 import type { Example } from "./model";
 import type { Studio } from "./studio.svelte";
 import type { Training } from "./training";
@@ -10,6 +11,7 @@ import Graph from "./views/Graph.svelte";
 import Heads from "./views/Heads.svelte";
 import Images from "./views/Images.svelte";
 import Matrix from "./views/Matrix.svelte";
+import ModelView from "./views/Model.svelte";
 import Neuron from "./views/Neuron.svelte";
 import Paths from "./views/Paths.svelte";
 import Threads from "./views/Threads.svelte";
@@ -32,18 +34,25 @@ export interface ViewEntry {
   when?: (studio: Studio) => boolean;
   /** The component of an example; */
   ofExample?: Component<{ studio: Studio; example: Example }>;
+  /** or that of an example and the model in the page; */
+  ofModel?: Component<{ studio: Studio; model: LiveModel; example: Example }>;
+  /** Whether it chooses its own texts. */
+  whole?: boolean;
   /** or the component of a training, where there is one. */
   ofTraining?: Component<{ studio: Studio; training: Training }>;
 }
 
 /** Whether a view is available for the open collection. */
 export const isAvailable = (one: ViewEntry, studio: Studio): boolean =>
-  one.live
-    ? (studio.source.live && (!one.when || one.when(studio))) ||
-      Boolean(one.ofRead && studio.source.model && studio.example?.description.read)
-    : Boolean(one.ofExample || studio.opening?.history);
+  one.ofModel
+    ? Boolean(studio.source.model?.card.tokenizer) && (!one.when || one.when(studio))
+    : one.live
+      ? (studio.source.live && (!one.when || one.when(studio))) ||
+        Boolean(one.ofRead && studio.source.model && studio.example?.description.read)
+      : Boolean(one.ofExample || studio.opening?.history);
 
 export const VIEWS: ViewEntry[] = [
+  { name: "model", title: "Model", key: "o", ofModel: ModelView },
   { name: "heads", title: "Heads", key: "h", ofExample: Heads },
   { name: "threads", title: "Threads", key: "t", back: "heads", ofHead: true, ofExample: Threads },
   { name: "matrix", title: "Matrix", key: "m", back: "threads", ofHead: true, ofExample: Matrix },
