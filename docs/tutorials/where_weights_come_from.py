@@ -53,7 +53,7 @@ validate_every = 100
 print(run("train", "dates.toml", "--run", "run", "--threads", "1"))
 
 # %%
-history = headloom.History(folder / "run" / "history")
+history = headloom.History(folder / "run")
 history.steps
 
 # %% [markdown]
