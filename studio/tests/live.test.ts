@@ -2,6 +2,7 @@ import { describe, expect, test } from "vitest";
 import type { Card } from "../src/live/card";
 import { edgesPiece, meanPiece, picturesPiece, sumsPiece } from "../src/live/pieces";
 import { mostProbable, probabilities, sampled } from "../src/live/sampling";
+import { sharedCharacters } from "../src/live/shared";
 import { externalData } from "../src/live/stored";
 import { layerWeights, type LayerInputs, type Rule } from "../src/live/weights";
 import { Edges } from "../src/model";
@@ -122,4 +123,10 @@ describe("the next token", () => {
     const share = draw(7).filter((id) => id === 2).length / 4000;
     expect(Math.abs(share - 5 / 8)).toBeLessThan(0.03);
   });
+});
+
+test("characters of several tokens, as in Python", () => {
+  const names = [" ‹0xE6›", "‹0x9D›‹0xB1›", "!‹0xFF›", "<end>", "‹0xE6›‹0x9D›", "a"];
+  const shown = [" 東¹⁄₂", "東²⁄₂", "!‹0xFF›", "<end>", "‹0xE6›‹0x9D›", "a"];
+  expect(sharedCharacters(names)).toEqual(shown);
 });

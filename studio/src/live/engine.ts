@@ -284,7 +284,7 @@ export class Engine {
       ...known,
       name,
       model: { ...known.model, ...wrote },
-      sequences: { ...known.sequences, ...each((of) => of.map((id) => this.reader.name(id))) },
+      sequences: { ...known.sequences, ...each((of) => this.reader.shown(of)) },
       separators: { ...known.separators, ...each((of) => this.reader.separators(of)) },
       deviation: null,
       local: true,

@@ -2,6 +2,7 @@
 
 import { Tokenizer } from "@huggingface/tokenizers";
 import type { Card } from "./card";
+import { sharedCharacters } from "./shared";
 
 /** The names of tokens that end or part texts: see src/headloom/analysis/heads/patterns.py. */
 const SEPARATORS = new Set([
@@ -24,6 +25,11 @@ export class Tokens {
   /** The ids of a text. bare: without the tokens that the tokenizer puts around it. */
   ids(text: string, bare = false): number[] {
     return this.tokenizer.encode(text, { add_special_tokens: !bare }).ids;
+  }
+
+  /** What is shown of the tokens of a text. */
+  shown(ids: number[]): string[] {
+    return sharedCharacters(ids.map((id) => this.name(id)));
   }
 
   name(id: number): string {
