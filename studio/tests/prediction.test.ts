@@ -34,7 +34,7 @@ test("a translation is its tokens and its end, others the most probable token", 
   const other = chosenOf(prediction([[0, 5, 1]], {}), { ...card, kind: "classifier" });
   expect(other.map(({ id }) => id)).toEqual([1]);
   // 3 / (1 + 3), then 1 / 2.
-  const of = rows.map((row) => Float32Array.from(row));
+  const of = rows.map((row) => ({ logits: Float32Array.from(row) }));
   expect(Math.exp(logProbability([1, 0], of))).toBeCloseTo(3 / 8, 6);
 });
 

@@ -53,8 +53,8 @@ export function chosenOf({ ids, logits, columns }: Prediction, card: Card): Chos
 }
 
 /** The sum of the log-probabilities of some tokens, from the logits of each. */
-export const logProbability = (ids: readonly number[], rows: readonly Float32Array[]) =>
-  ids.reduce((sum, id, n) => sum + Math.log(probabilities(rows[n])[id]), 0);
+export const logProbability = (ids: readonly number[], rows: readonly Pick<Chosen, "logits">[]) =>
+  ids.reduce((sum, id, n) => sum + Math.log(probabilities(rows[n].logits)[id]), 0);
 
 /** A token's probability, and that of before where it is known. */
 export interface Chance {
