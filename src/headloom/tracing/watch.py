@@ -253,8 +253,9 @@ class Watched:
         if session is not None:
             with excused(self._excuse), session:
                 self._make(session, text, self._about)
+        assert self._functions is not None
         for request in () if requests is None else requests.finished():
-            with excused(self._excuse), request.session:
+            with excused(self._excuse), request.session, self._functions.aside():
                 request.check()
                 self._make(request.session, request.text, {**self._about, "request": request.name})
 
