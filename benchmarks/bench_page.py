@@ -116,7 +116,7 @@ def exactness(tab: Any, model: RunModel, texts: list[str]) -> None:
                 expected = model.module(**ids)[0, -1].numpy()
             off = tab.evaluate(
                 "async ([text, target, off]) => "
-                "[...(await headloom.read({text, target}, {off: [off]})).logits]",
+                "[...(await headloom.read(text, {target, off: [off]})).logits]",
                 [text, target, [layer, head]],
             )  # fmt: skip
             logits = max(logits, float(np.abs(expected - off[-len(expected) :]).max()))

@@ -12,6 +12,7 @@ const SEPARATORS = new Set([
 
 export class Tokens {
   private readonly tokenizer: Tokenizer;
+  private readonly unknown: number;
 
   /** names: what is shown of each token; null: nothing of its own. */
   constructor(
@@ -20,11 +21,17 @@ export class Tokens {
   ) {
     if (!card.tokenizer) throw new Error(`${card.name} reads no text.`);
     this.tokenizer = new Tokenizer(card.tokenizer, {});
+    const { model } = card.tokenizer as { model?: { unk_token?: string } };
+    this.unknown = this.tokenizer.token_to_id(model?.unk_token ?? "") ?? 0;
   }
 
   /** The ids of a text. bare: without the tokens that the tokenizer puts around it. */
   ids(text: string, bare = false): number[] {
-    return this.tokenizer.encode(text, { add_special_tokens: !bare }).ids;
+    // Of a vocabulary of whole words the tokenizer leaves unknown ones without an id.
+    const ids: (number | undefined)[] = this.tokenizer.encode(text, {
+      add_special_tokens: !bare,
+    }).ids;
+    return ids.map((id) => id ?? this.unknown);
   }
 
   /** What is shown of the tokens of a text. */
