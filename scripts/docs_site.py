@@ -110,6 +110,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     wanted = {_outside(page, address) for page, address in links} - {None}
     packages = ROOT / "build" / "docs" / "node_modules"
     copied = {SHIM_HERE: packages / "iframe-worker" / "shim" / "index.js"}
+    copied["demo.html"] = ROOT / "build" / "docs" / "demo" / "demo.html"
     katex = packages / "katex" / "dist"
     for path in [*katex.glob("katex.min.*"), *katex.glob("fonts/*.woff2")]:
         copied[f"assets/katex/{path.relative_to(katex)}"] = path
