@@ -80,6 +80,8 @@ export interface Description {
     difference?: number;
     tokens?: number;
     whole?: boolean;
+    /** Bits of the weights of a model in a page, where they are rounded. */
+    bits?: number;
   } | null;
   layers: LayerDescription[];
 }
@@ -193,6 +195,7 @@ export function verifiedWords({ verification, deviation, layers }: Description):
   if (!found.length) return "";
   const most = Math.max(...found);
   const number = most === 0 ? "0" : bound(most).replace("e-", "e−").replace("e+0", "");
+  if (verification?.bits) return `${verification.bits} bits, differs by up to ${number}`;
   if (!(most < FAR)) return `differs from the model by up to ${number}`;
   const whole = layers.every((layer) => layer.picture === "means");
   return `${whole ? "exact" : "kept edges only"}, matches the model to ${number}`;

@@ -276,7 +276,7 @@ export class Engine {
     layers: Map<number, LayerInputs>,
     output: string,
   ): Description {
-    const { description: known, difference, kind } = this.card;
+    const { description: known, difference, kind, bits } = this.card;
     const each = <T>(make: (ids: number[]) => T) =>
       Object.fromEntries(Object.entries(ids).map(([sequence, of]) => [sequence, make(of)]));
     const wrote = kind === "language" || kind === "encoder" ? {} : { wrote: output };
@@ -289,7 +289,11 @@ export class Engine {
       deviation: null,
       local: true,
       read: true,
-      verification: { difference: difference.weights, whole: true },
+      verification: {
+        difference: difference.weights,
+        whole: true,
+        ...(bits === 8 && { bits }),
+      },
       layers: known.layers.map((layer, place) => ({
         ...layer,
         shape: [layer.shape[0], layers.get(place)!.rows, layers.get(place)!.columns],
