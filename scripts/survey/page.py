@@ -8,19 +8,19 @@ from typing import Any
 
 _HEAD = """# Families
 
-What headloom catches of every family (model type) of Transformers {version} that can be built small
-here, with random weights, as `python scripts/survey_families.py --page` found it:
+Every family (model type) of Transformers {version}, tested by `python scripts/survey_families.py --page`:
 {summary}.
 
-Each is run on a made batch of two, of different lengths where it takes a mask, and on the first of
-them alone, with its default implementation and with eager attention. Every weight is held against
-its own eager attention, its output against the output without headloom, and its weights and
-configuration against what they were. See [tracing.md](tracing.md).
+Each model is small, with random weights. It reads two random inputs (of different lengths, if it takes a
+mask), then the first input alone; with its default attention and with eager attention. Every weight is
+compared with the model's eager attention, and the output with the output without headloom. The model's
+parameters and configuration must be unchanged afterwards. See [tracing.md](tracing.md).
 
-- **exact**: every weight of every layer to 2e-5, the largest difference beside it;
-- **dense**: the same, from the dense weights that the model returns;
-- **refused**: in one line, by headloom itself;
-- *named*: layers that the trace names as not traced (`trace.not_traced`).
+- **exact**: every weight of every layer equals the model's to 2e-5; the table has the largest difference;
+- **dense**: the same, but the trace is made of the dense weights that the model returns;
+- **refused**: headloom raises an error that gives the reason;
+- **not built**: the model could not be built small;
+- *named*: number of layers that are not traced, and named in `trace.not_traced`.
 """
 
 
@@ -52,7 +52,7 @@ def _note(result: dict[str, Any]) -> str:
     if result["not_traced"]:
         notes.append(f"*named*: {len(result['not_traced'])}")
     if any("is not its eager" in note for note in result["notes"]):
-        notes.append("the model's own default attention is not its eager attention: as it is there")
+        notes.append("its default attention differs from its eager attention, and is traced as it is")
     if any("in part refused" in note for note in result["notes"]):
         notes.append("one input at a time")
     return "; ".join(notes)
