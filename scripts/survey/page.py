@@ -52,7 +52,7 @@ def _note(result: dict[str, Any]) -> str:
     if result["not_traced"]:
         notes.append(f"*named*: {len(result['not_traced'])}")
     if any("is not its eager" in note for note in result["notes"]):
-        notes.append("its default attention differs from its eager attention, and is traced as it is")
+        notes.append("traced with its default attention, which differs from eager attention")
     if any("in part refused" in note for note in result["notes"]):
         notes.append("one input at a time")
     return "; ".join(notes)
