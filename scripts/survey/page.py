@@ -8,15 +8,18 @@ from typing import Any
 
 _HEAD = """# Families
 
-Every family (model type) of Transformers {version}, tested by `python scripts/survey_families.py --page`:
+Every family (model type) of Transformers {version}, tested by
+`python scripts/survey_families.py --page`:
 {summary}.
 
-Each model is small, with random weights. It reads two random inputs (of different lengths, if it takes a
-mask), then the first input alone; with its default attention and with eager attention. Every weight is
-compared with the model's eager attention, and the output with the output without headloom. The model's
-parameters and configuration must be unchanged afterwards. See [tracing.md](tracing.md).
+Each model is small, with random weights. It reads two random inputs (of different lengths, if it
+takes a mask), then the first input alone; with its default attention and with eager attention.
+Every weight is compared with the model's eager attention, and the output with the output without
+headloom. The model's parameters and configuration must be unchanged afterwards. See
+[tracing.md](tracing.md).
 
-- **exact**: every weight of every layer equals the model's to 2e-5; the table has the largest difference;
+- **exact**: every weight of every layer equals the model's to 2e-5; the table has the largest
+  difference;
 - **dense**: the same, but the trace is made of the dense weights that the model returns;
 - **refused**: headloom raises an error that gives the reason;
 - **not built**: the model could not be built small;
