@@ -33,6 +33,7 @@ export class Calls {
       for (const { failed } of this.waiting.values()) failed(error);
       this.waiting.clear();
       this.after = Promise.reject(error);
+      this.after.catch(() => {}); // each call says it
     };
   }
 

@@ -36,7 +36,8 @@ export function liveSource(pack: Pack): Source {
       const read = readPath(path);
       if (read) return model.piece<T>(...read);
       const piece = await packed.json<T>(path);
-      return path === "open" ? { ...(piece as Opening & T), asks: card.name } : piece;
+      const asks = card.tokenizer ? card.name : null;
+      return path === "open" ? { ...(piece as Opening & T), asks } : piece;
     },
     bytes: (path) => {
       const read = readPath(path);
