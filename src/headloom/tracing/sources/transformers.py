@@ -214,6 +214,8 @@ def _function(
             # Fused attention is causal by the flag, and by default. A single query, the last of a
             # cache, sees every key; eager attention has no flag.
             mask, ahead = causal(), False
+        if eager and _PAGED in options:
+            softcap = None  # this function of Transformers ignores it
         if sinks is not None:
             # A sink for each query, (batch, heads, queries, 1), equals a sink of 0 beside scores
             # reduced by it.
