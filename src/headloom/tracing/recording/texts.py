@@ -180,10 +180,7 @@ class Request:
 
 
 class Requests:
-    """Requests of a paged cache.
-
-    Args: cache: of the running `generate_batch`. start: returns a session and a text.
-    """
+    """Requests of the cache of a `generate_batch`. start: returns a session and a text."""
 
     def __init__(self, cache: Any, start: Callable[[], tuple[Session, Text]]) -> None:
         self.cache, self._start = cache, start
