@@ -348,8 +348,9 @@ def main() -> None:
             name="Self-attention lets convolutions see far-apart pixels",
             claim="Self-attention relates all places of an image in one layer. On canvases of 8 x "
             "48 pixels with scikit-learn's digits, the class is read where four convolutions "
-            "cannot see the digit: far right of one digit, or in the middle between two, of which "
-            "a bar selects one.",
+            "cannot see the digit. In one task the digit is far left and the class is read far "
+            "right. In the other, two digits are at the ends, a bar selects one of them, and the "
+            "class is read in the middle.",
             source="Zhang et al. 2019, Self-Attention Generative Adversarial Networks, sections 1 "
             "and 3, https://arxiv.org/abs/1805.08318",
             published="no figure for these tasks; chance is 10 %",

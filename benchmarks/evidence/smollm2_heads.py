@@ -255,11 +255,13 @@ def heads_claim(
         "https://arxiv.org/abs/2309.17453",
         published="Olsson et al.: in small models, ablating induction heads at test time greatly "
         "reduces in-context learning (argument 3)",
-        ours=f"strongest induction head {best.layer}.{best.head} ({best.scores['induction']:.2f}, "
-        f"chance {best.chances['induction']:.2f}); increase of the loss (nats) on repeated tokens "
-        "and on real text: "
-        + "; ".join(f"{name} {change[name][1]:+.2f} and {change[name][0]:+.3f}" for name in score)
-        + f"; {GROUP} heads at random {usual[1]:+.2f} and {usual[0]:+.3f}",
+        ours=f"the loss rises by (nats, on repeated tokens and on real text): without {GROUP} "
+        + "; ".join(
+            f"{name} heads {change[name][1]:+.2f} and {change[name][0]:+.3f}" for name in score
+        )
+        + f"; {GROUP} heads at random {usual[1]:+.2f} and {usual[0]:+.3f}. Strongest "
+        f"induction head: {best.layer}.{best.head} ({best.scores['induction']:.2f}, "
+        f"chance {best.chances['induction']:.2f})",
         command=COMMAND,
         details="\n".join(rows)
         + f"\n\nReal text: 4 texts of {LENGTH} tokens (Shakespeare, film reviews), not used to "
