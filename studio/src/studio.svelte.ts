@@ -173,13 +173,13 @@ export class Studio {
   private asked = new AbortController();
   private readonly window = crypto.randomUUID?.() ?? String(Math.random());
 
-  /** Traces a text with the model and shows it; earlier requests are cancelled. */
-  async ask(text: string): Promise<void> {
+  /** Traces a text, or an image, with the model and shows it; earlier requests are cancelled. */
+  async ask(text: string, image?: Float32Array): Promise<void> {
     this.asked.abort();
     const { signal } = (this.asked = new AbortController());
     this.askProblem = "";
     if (!this.source.ask) return;
-    if (!text.trim()) {
+    if (!image && !text.trim()) {
       this.closeText();
       return;
     }
@@ -187,7 +187,7 @@ export class Studio {
     try {
       const found = await this.source.ask<
         { problem: string } | { problem?: undefined; example: number; description: Description }
-      >("ask", { text, window: this.window, turn: ++this.turn }, signal);
+      >("ask", { text: image ?? text, window: this.window, turn: ++this.turn }, signal);
       if (!found || signal.aborted) return;
       if (found.problem !== undefined) {
         this.askProblem = found.problem;
@@ -201,7 +201,9 @@ export class Studio {
       this.read = text;
       this.reading = false;
       // Keep the selection where the text is that of the link.
-      if (text !== this.state.text) this.set({ text, query: -1, key: -1, lock: false, window: "" });
+      if (image) this.settle();
+      else if (text !== this.state.text)
+        this.set({ text, query: -1, key: -1, lock: false, window: "" });
       this.announcement = `${example.layers[0]?.rows ?? 0} tokens traced.`;
       // While the user types, do not wait for the measures.
       await new Promise((done) => setTimeout(done, 500));

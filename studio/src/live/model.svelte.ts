@@ -81,8 +81,8 @@ export class LiveModel {
     return this.calls.call("drop", number);
   }
 
-  /** Reads the text that is typed. null: a newer one came while this one waited. */
-  async ask(text: string): Promise<Reading | null> {
+  /** Reads the text that is typed, or the image that is drawn. null: a newer one came meanwhile. */
+  async ask(text: Input): Promise<Reading | null> {
     this.waiting?.(false);
     this.waiting = null;
     if (this.reading) {

@@ -2,7 +2,7 @@
 
 import type { Heads, Opening } from "../description";
 import { packedSource, type Pack, type Source } from "../source";
-import { FIRST, type Card } from "./card";
+import { FIRST, type Card, type Input } from "./card";
 import type { Packed, Words } from "./engine";
 import { LiveModel } from "./model.svelte";
 import { partsOf } from "./parts";
@@ -45,7 +45,7 @@ export function liveSource(pack: Pack): Source {
     },
     ask: async <T>(_: string, question: object) => {
       try {
-        const reading = await model.ask((question as { text: string }).text);
+        const reading = await model.ask((question as { text: Input }).text);
         return reading && ({ example: reading.number, description: reading.description } as T);
       } catch (error) {
         return { problem: (error as Error).message } as T;
