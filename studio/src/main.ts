@@ -9,6 +9,7 @@ import { packedSource, servedSource, type Pack, type Source } from "./source";
 import { Studio } from "./studio.svelte";
 import "./style.css";
 import { VIEWS } from "./views";
+import { isGuided } from "./views/guide";
 
 const names = VIEWS.map(({ name }) => name);
 
@@ -21,7 +22,11 @@ if (place) {
   const source = data
     ? sourceOf(JSON.parse(data.textContent ?? "{}"))
     : servedSource(new URL("api/", document.baseURI).href);
-  if (source.model) Object.assign(window, { headloom: doorTo(source.model) });
+  if (source.model) {
+    Object.assign(window, { headloom: doorTo(source.model) });
+    if (isGuided(source.model.card) && !/[#&]view=/.test(location.hash))
+      history.replaceState(null, "", `#view=guide&${location.hash.slice(1)}`);
+  }
   place.classList.add("headloom-whole");
   place.replaceChildren();
   mount(App, { target: place, props: { studio: new Studio(source, true, location.hash, names) } });

@@ -8,6 +8,8 @@ import type { Training } from "./training";
 import Compare from "./views/Compare.svelte";
 import Corpus from "./views/Corpus.svelte";
 import Graph from "./views/Graph.svelte";
+import { isGuided } from "./views/guide";
+import Guide from "./views/Guide.svelte";
 import Heads from "./views/Heads.svelte";
 import Images from "./views/Images.svelte";
 import Matrix from "./views/Matrix.svelte";
@@ -52,6 +54,14 @@ export const isAvailable = (one: ViewEntry, studio: Studio): boolean =>
       : Boolean(one.ofExample || studio.opening?.history);
 
 export const VIEWS: ViewEntry[] = [
+  {
+    name: "guide",
+    title: "Guide",
+    key: "u",
+    ofModel: Guide,
+    whole: true,
+    when: ({ source }) => isGuided(source.model!.card),
+  },
   { name: "model", title: "Model", key: "o", ofModel: ModelView },
   { name: "heads", title: "Heads", key: "h", ofExample: Heads },
   { name: "threads", title: "Threads", key: "t", back: "heads", ofHead: true, ofExample: Threads },

@@ -1,7 +1,13 @@
 import { expect, test } from "vitest";
 import type { Card, Prediction } from "../src/live/card";
-import { chancesOf, chosenOf, headsOff, logProbability, switched } from "../src/live/prediction";
-import { differenceWords } from "../src/views/modelWords";
+import {
+  chancesOf,
+  chosenOf,
+  differenceWords,
+  headsOff,
+  logProbability,
+  switched,
+} from "../src/live/prediction";
 
 const layers = [{ heads: 2 }, { heads: 4 }];
 

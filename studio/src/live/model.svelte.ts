@@ -113,6 +113,11 @@ export class LiveModel {
     return this.calls.call("ids", text);
   }
 
+  /** The names of all tokens. */
+  get names(): Words["names"] {
+    return this.words.names;
+  }
+
   name(id: number): string {
     return this.words.names[id] ?? `‹${id}›`;
   }

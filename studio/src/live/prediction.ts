@@ -1,6 +1,7 @@
 // What a model predicts, and how that changes while some of its heads are off.
 
-import { visible } from "../text";
+import { bound } from "../description";
+import { counted, visible } from "../text";
 import type { Example } from "../model";
 import type { Card, Prediction } from "./card";
 import { mostProbable, probabilities } from "./sampling";
@@ -76,3 +77,12 @@ export function chancesOf(now: Float64Array, before: Float64Array | null, count:
 /** A token as it is named among others: the end of a text by a word. */
 export const tokenWords = (name: string, id: number, { end }: Card) =>
   id === end ? "the end" : visible(name, 24);
+
+/** How far the weights of the page's model are from headloom's, as the export measured it. */
+export function differenceWords({ bits, difference }: Card): string {
+  const most = bound(difference.weights).replace("e-", "e−").replace("e+0", "");
+  const measured = `measured on ${counted(difference.texts, "text")}.`;
+  return bits === 8
+    ? `8 bits: weights differ from 32 bits by up to ${most}, ${measured}`
+    : `32 bits: weights within ${most} of headloom’s, ${measured}`;
+}
