@@ -77,6 +77,15 @@ export class Engine {
     this.stored.delete("runtime/wasm");
     // Snapshots need the other tensors again.
     if (!card.snapshots) this.stored.clear();
+    await this.warm();
+  }
+
+  /** Reads a first text, so that the first that is typed finds compiled code. */
+  private async warm(): Promise<void> {
+    if (!this.tokens) return;
+    const { number } = await this.read("a b", { target: "a b" });
+    for (const layer of this.card.layers.keys()) this.piece(number, `layers/${layer}/means`);
+    this.drop(number);
   }
 
   ids(text: string): number[] {
