@@ -37,8 +37,7 @@ TYPED = """async (text) => {
   const box = document.querySelector("#headloom-ask"), start = performance.now();
   box.value = text;
   box.dispatchEvent(new InputEvent("input", {bubbles: true}));
-  const shown = () => [...document.querySelectorAll("#headloom-example option")]
-    .some((one) => one.textContent.startsWith(`“${text.slice(0, 20)}`));
+  const shown = () => new URLSearchParams(location.hash.slice(1)).get("text") === text;
   const frame = () => new Promise(requestAnimationFrame);
   while (!shown()) await frame();
   await frame();
