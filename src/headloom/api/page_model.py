@@ -158,21 +158,20 @@ def _weights(
     return weights if call.sinks is None else weights[..., :-1]
 
 
-def write_live_page(
-    x: object, path: Path, bits: Bits | None = None, texts: Sequence[str] = ()
-) -> Path:
+def write_live_page(x: object, path: Path, bits: Bits | None = None) -> Path:
     """Write a page in which a run, or a model of Transformers, runs: see `headloom.export`.
 
-    texts: of its examples; by default held-out ones of the run.
     Returns: the file, or the folder of a page above 30 MB.
     """
     from headloom.api.opening import load
 
+    if bits not in (None, 8, 32):
+        raise InputError(f"export: bits is {bits}; expected 8 or 32, or nothing for the default.")
     model = load(cast(Any, str(x) if isinstance(x, Path) else x))
     if isinstance(model, RunModel):
         model = RunModel(model._run, beam=1)  # as the page translates
     about = _About(model)
-    given = list(texts) or about.examples()
+    given = about.examples()
     traces = []
     for one in given:
         inputs: Any = about.normalise(cast(Tensor, one))[None] if about.normalise else one
@@ -246,7 +245,6 @@ def page_pieces(
                 snapshot.add(name, matrix)
             card["snapshots"]["table"] = snapshot.table  # the same of every step
             pieces |= snapshot.pieces(f"model/snapshots/{number}")
-            card["snapshots"]["table"] = snapshot.table  # of 8 bits, alike at every step
     return {"model": ["", card], "model/names": ["", about.names], **pieces}
 
 
