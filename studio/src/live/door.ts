@@ -9,10 +9,8 @@ export const doorTo = (model: LiveModel) => ({
   generate: (text: string, options: Writing = {}) => model.generate(text, options),
   /** What the model makes of a text: its output, logits, and the weights of every head. */
   read: async (input: Input, change: Change = {}) => {
-    const { number, tokens, ids, output, logits } = await model.read(input, change);
+    const { tokens, ids, output, logits, weights, lse } = await model.whole(input, change);
     const layers = model.card.layers.map(({ name }) => name);
-    const arrays = await model.arrays(number);
-    await model.drop(number);
-    return { tokens, ids, output, logits, layers, ...arrays };
+    return { tokens, ids, output, logits, layers, weights, lse };
   },
 });

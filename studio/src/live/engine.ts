@@ -1,47 +1,16 @@
 // The model inside the page, in its worker: it reads texts, and gives the pieces of their heads.
 
-import type { Description, Heads } from "../description";
-import type { Through } from "../neuron";
-import { unpacked, fromBase85 } from "../unpacked";
-import {
-  FIRST,
-  type Card,
-  type Change,
-  type Input,
-  type Prediction,
-  type Reading,
-  type ReadWeights,
-} from "./card";
+import type { Description } from "../description";
+import { fromBase85, unpacked } from "../unpacked";
+import type { Card, Change, Input, Prediction, Reading, ReadWeights } from "./card";
 import { Continued } from "./continued";
-import { edgeNumbers, throughNumbers } from "./edge";
 import { Graphs, idsTensor, type Feeds, type Run } from "./graphs";
-import * as pieces from "./pieces";
+import { Readings, type Words } from "./readings";
 import { Tokens } from "./tokens";
-import { layerWeights, type LayerInputs, type LayerWeights } from "./weights";
+import type { LayerInputs } from "./weights";
 
-/** Texts in memory. */
-const HELD = 6;
-/** Weights in memory at most, 4 bytes each, besides those of the layer used last. */
-const MOST_WEIGHTS = 2 ** 25;
 /** Tokens that a translator writes at most. */
 const LONGEST = 256;
-
-/** What the page knows besides the card. */
-export interface Words {
-  names: (string | null)[];
-  /** By layer the steps of a head's computation in words, and the kind of its positions. */
-  steps: (Pick<Through, "steps" | "turned"> & { positions: string })[];
-  /** The names and colours of measures and roles. */
-  heads: Pick<Heads, "measures" | "roles">;
-}
-
-interface Read {
-  reading: Reading;
-  layers: Map<number, LayerInputs>;
-  /** What the graph gave, and its last size. */
-  output: Float32Array;
-  columns: number;
-}
 
 /** A piece of a page, as src/headloom/studio/pack.py writes it. */
 export type Packed = [form: string, content: string];
@@ -49,13 +18,10 @@ export type Packed = [form: string, content: string];
 export class Engine {
   private readonly stored = new Map<string, ArrayBuffer>();
   private card!: Card;
-  private words!: Words;
   private graphs!: Graphs;
   private tokens: Tokens | null = null;
   private continued!: Continued;
-  private count = FIRST;
-  private readonly read_ = new Map<number, Read>();
-  private readonly weights = new Map<string, LayerWeights>();
+  private readings!: Readings;
 
   /** Takes some pieces of the page. */
   async take(packed: Record<string, Packed>): Promise<void> {
@@ -69,7 +35,8 @@ export class Engine {
 
   /** Makes the model ready, once all of its pieces are here. */
   async open(card: Card, words: Words): Promise<void> {
-    [this.card, this.words] = [card, words];
+    this.card = card;
+    this.readings = new Readings(card, words);
     this.graphs = new Graphs(card, (path) => this.stored.get(path));
     this.continued = new Continued(card, this.graphs);
     if (card.tokenizer) this.tokens = new Tokens(card, words.names);
@@ -84,8 +51,9 @@ export class Engine {
   private async warm(): Promise<void> {
     if (!this.tokens) return;
     const { number } = await this.read("a b", { target: "a b" });
-    for (const layer of this.card.layers.keys()) this.piece(number, `layers/${layer}/means`);
-    this.drop(number);
+    for (const layer of this.card.layers.keys())
+      this.readings.piece(number, `layers/${layer}/means`);
+    this.readings.drop(number);
   }
 
   ids(text: string): number[] {
@@ -99,7 +67,7 @@ export class Engine {
         throw new Error(`There is no head ${head} in layer ${layer}.`);
     if (kind === "image") return this.readImage(input as Float32Array, change);
     if (kind === "translator") return this.translated(input as string, change);
-    const ids = this.whole(input as string);
+    const ids = this.idsOf(input as string);
     const run =
       kind === "language"
         ? await this.continued.read(ids, change)
@@ -107,9 +75,17 @@ export class Engine {
     return this.held(input as string, { [this.card.sequences[0]]: ids }, run);
   }
 
+  /** What the model makes of a text with the weights of every head; it is not kept. */
+  async whole(input: Input, change: Change = {}): Promise<Reading & ReadWeights> {
+    const reading = await this.read(input, change);
+    const arrays = this.readings.arrays(reading.number);
+    this.readings.drop(reading.number);
+    return { ...reading, ...arrays };
+  }
+
   /** The ids that writing begins with. */
   beginning(text: string): number[] {
-    return this.card.kind === "translator" ? [this.card.start!] : this.whole(text);
+    return this.card.kind === "translator" ? [this.card.start!] : this.idsOf(text);
   }
 
   text(ids: number[]): string {
@@ -122,22 +98,14 @@ export class Engine {
     if (kind === "language")
       return (await this.continued.read(this.reader.checked(ids), change)).output.slice();
     if (kind !== "translator") throw new Error(`${name} writes no text.`);
-    return this.decoded(ids, await this.encoded(this.whole(source), change), change);
+    return this.decoded(ids, await this.encoded(this.idsOf(source), change), change);
   }
 
   /** What the model makes of a text, with the logits after each token of a translation. */
   async predicted(text: string, change: Change = {}): Promise<Prediction> {
     const { number, ids, tokens, output } = await this.read(text, change);
-    const { output: logits, columns } = this.read_.get(number)!;
-    this.drop(number);
-    return { ids, tokens, output, logits, columns };
-  }
-
-  /** Forgets a text that was read. */
-  drop(number: number): void {
-    this.read_.delete(number);
-    for (const path of this.weights.keys())
-      if (!this.read_.has(Number(path.split("/")[0]))) this.weights.delete(path);
+    const { output: logits, shape } = this.readings.drop(number)!;
+    return { ids, tokens, output, logits, columns: shape.at(-1)! };
   }
 
   /** A tensor's numbers, at a step of the training where that is given. */
@@ -145,53 +113,12 @@ export class Engine {
     return this.graphs.tensor(name, step);
   }
 
-  /** Bytes or JSON of an example that was read, by the rest of its path. */
   piece(number: number, path: string): unknown {
-    const read = this.read_.get(number);
-    if (!read) throw new Error("This text is no longer in memory: type it again.");
-    const { description } = read.reading;
-    if (path === "") return description;
-    if (path === "heads") return this.heads(number, read);
-    const parts = path.split("/");
-    const layer = Number(parts[1]);
-    const rule = this.card.layers[layer];
-    const inputs = read.layers.get(layer)!;
-    const weights = this.weightsOf(number, layer);
-    if (parts[2] === "heads") {
-      const [head, , row, key] = [parts[3], parts[4], parts[5], parts[6]].map(Number);
-      const at = { head, row, key };
-      if (parts[4] === "edges") return pieces.edgesPiece(weights, head, row);
-      if (parts[4] === "edge")
-        return edgeNumbers(rule, inputs, weights, this.words.steps[layer].positions, at);
-      if (parts[4] === "through")
-        return throughNumbers(rule, inputs, weights, this.words.steps[layer], at);
-    }
-    if (parts[2] === "kept" || parts[2] === "means")
-      return pieces.picturesPiece(weights, description.side);
-    if (parts[2] === "sums") return pieces.sumsPiece(rule, weights, inputs);
-    if (parts[2] === "mean") return pieces.meanPiece(weights, this.card.layers.length);
-    if (parts[2] === "values") return pieces.valuesPiece(rule, inputs).buffer;
-    throw new Error(`${path} is not in this page.`);
+    return this.readings.piece(number, path);
   }
 
-  /** The weights of a text that was read, by layer, head, query and key. */
-  arrays(number: number): ReadWeights {
-    const rows = <T>(count: number, make: (n: number) => T) =>
-      Array.from({ length: count }, (_, n) => make(n));
-    const all = this.card.layers.map((_, layer) => this.weightsOf(number, layer));
-    return {
-      weights: all.map(({ weights, heads, rows: queries, columns }) =>
-        rows(heads, (head) =>
-          rows(queries, (row) => {
-            const start = (head * queries + row) * columns;
-            return weights.slice(start, start + columns);
-          }),
-        ),
-      ),
-      lse: all.map(({ lse, heads, rows: queries }) =>
-        rows(heads, (head) => lse.slice(head * queries, (head + 1) * queries)),
-      ),
-    };
+  drop(number: number): void {
+    this.readings.drop(number);
   }
 
   private get reader(): Tokens {
@@ -200,7 +127,7 @@ export class Engine {
   }
 
   /** The ids of a text with the token that stands before each. */
-  private whole(text: string): number[] {
+  private idsOf(text: string): number[] {
     const ids = this.reader.ids(text);
     const { kind, start } = this.card;
     const before = kind === "language" && start !== null && ids[0] !== start ? [start] : [];
@@ -235,7 +162,7 @@ export class Engine {
 
   private async translated(text: string, change: Change): Promise<Reading> {
     const { card, reader } = this;
-    const source = this.whole(text);
+    const source = this.idsOf(text);
     const encoded = await this.encoded(source, change);
     // A model that has not learnt to end would write until there is no room.
     const most = change.snapshot === undefined ? LONGEST : source.length + 8;
@@ -258,18 +185,14 @@ export class Engine {
     return this.held(text, ids, { ...run, layers }, output);
   }
 
-  /** Keeps what was read, the last few texts, and describes it. */
+  /** Keeps what was read, and describes it. */
   private held(name: string, ids: Record<string, number[]>, run: Run, written?: string): Reading {
-    const number = this.count++;
     const { layers } = run;
     const logits = this.card.kind === "encoder" ? new Float32Array(0) : lastRow(run);
     const output = written ?? this.output(logits);
     const description = this.description(name, ids, layers, output);
     const { sequences: tokens } = description;
-    const reading = { number, description, tokens, ids, output, logits };
-    this.read_.set(number, { reading, layers, output: run.output, columns: run.shape.at(-1)! });
-    for (const old of [...this.read_.keys()].slice(0, -HELD)) this.drop(old);
-    return reading;
+    return this.readings.hold({ description, tokens, ids, output, logits }, run);
   }
 
   private output(logits: Float32Array): string {
@@ -311,37 +234,6 @@ export class Engine {
         picture: "means",
         values: true,
       })),
-    };
-  }
-
-  private weightsOf(number: number, layer: number): LayerWeights {
-    const path = `${number}/${layer}`;
-    let found = this.weights.get(path);
-    if (!found) {
-      found = layerWeights(this.card.layers[layer], this.read_.get(number)!.layers.get(layer)!);
-      this.weights.set(path, found);
-      let total = 0;
-      for (const { weights } of this.weights.values()) total += weights.length;
-      for (const [old, { weights }] of this.weights) {
-        if (total <= MOST_WEIGHTS || old === path) break;
-        this.weights.delete(old);
-        total -= weights.length;
-      }
-    }
-    return found;
-  }
-
-  private heads(number: number, { reading }: Read): Heads {
-    const { layers } = reading.description;
-    const all = layers.map((_, layer) => this.weightsOf(number, layer));
-    return {
-      ...this.words.heads,
-      kept: all.map(pieces.keptOf),
-      unkept: all.map(({ heads }) => new Array<number>(heads).fill(0)),
-      state: "known",
-      heads: all.map((one, layer) =>
-        pieces.measuresOf(one, layers[layer].queries === layers[layer].keys),
-      ),
     };
   }
 }

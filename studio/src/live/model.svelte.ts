@@ -3,7 +3,8 @@
 
 import { Calls } from "./calls";
 import type { Card, Change, Input, Prediction, Reading, ReadWeights } from "./card";
-import type { Packed, Words } from "./engine";
+import type { Packed } from "./engine";
+import type { Words } from "./readings";
 import { percent } from "../text";
 import { sampled, type Sampling } from "./sampling";
 
@@ -76,11 +77,6 @@ export class LiveModel {
     return this.calls.call("tensor", name, step);
   }
 
-  /** Forgets a text that was read. */
-  drop(number: number): Promise<void> {
-    return this.calls.call("drop", number);
-  }
-
   /** Reads the text that is typed, or the image that is drawn. null: a newer one came meanwhile. */
   async ask(text: Input): Promise<Reading | null> {
     this.waiting?.(false);
@@ -104,9 +100,14 @@ export class LiveModel {
     return this.calls.call<T>("piece", number, path);
   }
 
-  /** The weights of a text that was read. */
-  arrays(number: number): Promise<ReadWeights> {
-    return this.calls.call("arrays", number);
+  /** Reads a text with the weights of every head; the studio does not keep it. */
+  whole(input: Input, change: Change = this.change): Promise<Reading & ReadWeights> {
+    return this.calls.call("whole", input, change);
+  }
+
+  /** Forgets a text that was read. */
+  drop(number: number): Promise<void> {
+    return this.calls.call("drop", number);
   }
 
   ids(text: string): Promise<number[]> {

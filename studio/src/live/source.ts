@@ -3,7 +3,8 @@
 import type { Heads, Opening } from "../description";
 import { packedSource, type Pack, type Source } from "../source";
 import { FIRST, type Card, type Input } from "./card";
-import type { Packed, Words } from "./engine";
+import type { Packed } from "./engine";
+import type { Words } from "./readings";
 import { LiveModel } from "./model.svelte";
 import { partsOf } from "./parts";
 
