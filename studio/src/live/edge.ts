@@ -7,6 +7,10 @@ import { keyHead, visibleKeys, type LayerInputs, type LayerWeights, type Rule } 
 /** Listed keys of a row at most. */
 const LISTED = 48;
 
+/** Why the first and the last step have no numbers. */
+const ABSENT =
+  "The page has queries, keys and values of a layer, not what enters it and its output matrix.";
+
 interface Place {
   head: number;
   row: number;
@@ -152,7 +156,10 @@ export function throughNumbers(
     for (let n = 0; n < valueDepth; n++)
       z[n] += layer.weights[row + key] * values[(start + key) * valueDepth + n];
   return {
-    ...wording,
+    turned: wording.turned,
+    steps: wording.steps.map(([number, name, formula, sentence, missing]) => {
+      return [number, name, formula, sentence, number === 6 ? "" : missing && ABSENT];
+    }),
     x: null,
     q: null,
     values: listed(layer, at).map((key) => vector(values, start + key, valueDepth)),
