@@ -25,12 +25,21 @@ const onnxRuntime: Plugin = {
   },
 };
 
+/** The programs in the worker besides ours, as their licences ask. */
+const NOTICE =
+  "/*! ONNX Runtime (c) Microsoft Corporation, MIT licence: github.com/microsoft/onnxruntime; " +
+  "tokenizers.js (c) Hugging Face, Apache licence 2.0: github.com/huggingface/tokenizers.js */";
+
 /** The worker of a page with a model inside: one script. */
 const worker: UserConfig = {
   plugins: [onnxRuntime],
   build: {
     ...shared,
     emptyOutDir: false,
+    rolldownOptions: {
+      ...shared.rolldownOptions,
+      output: { ...shared.rolldownOptions.output, postBanner: NOTICE },
+    },
     lib: {
       entry: "src/live/worker.ts",
       formats: ["iife"],

@@ -49,7 +49,7 @@ export class LiveModel {
     this.calls = new Calls(code);
     this.ready = this.opened(pieces, groups);
     this.calls.after = this.ready;
-    this.ready.catch((error) => (this.state = (error as Error).message));
+    this.ready.catch((error) => (this.state = `The model cannot start: ${error.message}`));
   }
 
   private async opened(pieces: AsyncIterable<Record<string, Packed>>, groups: number) {
