@@ -2,7 +2,7 @@
 # # The demo in Python
 #
 # What `headloom demo` does, in Python: from random matrices, a Transformer learns to read dates in
-# 48 languages, in about a minute. `examples/dates.toml` is the same configuration as a file.
+# 48 languages, in less than a minute. `examples/dates.toml` is the same configuration as a file.
 
 # %%
 import headloom
