@@ -253,7 +253,8 @@ def write(
             source="Chen et al. 2020, https://aclanthology.org/2020.emnlp-main.42; error rate: Och "
             "and Ney 2003",
             published="on three other corpora, with much larger models, the reading step aligns "
-            "better than the writing step; a module trained on such links is 1.4 to 4.8 points better than GIZA++",
+            "better than the writing step; a module trained on such links is 1.4 to 4.8 "
+            "points better than GIZA++",
             ours=f"alignment error rate, Multi30k against eflomal's intersection: "
             f"{told(caption, 'mutual')}, chosen without gold links "
             f"{by(caption, 'by agreement, without links, mutual')}; bible-alignments: "

@@ -211,10 +211,10 @@ def roles_claim(counts: Counts, unseen: Counts) -> Claim:
         claim="Most heads of a real model attend to a sink, a near token or a few kinds of token.",
         source="Clark et al. 2019, section 3; Kovaleva et al. 2019, section 4.1; Sun et al. 2024, "
         "https://arxiv.org/abs/2402.17762; Gu et al. 2025, https://arxiv.org/abs/2410.10781",
-        published="Kovaleva et al.: at most 32 to 61 % of BERT's heads, depending on the task, have "
-        "no such pattern (heterogeneous)",
-        ours=f"largest share of heads without a role (mixed) on any text: {most_mixed(counts)} on the "
-        "six texts with which we chose the definitions of sink and vertical; "
+        published="Kovaleva et al.: at most 32 to 61 % of BERT's heads, depending on the task, "
+        "have no such pattern (heterogeneous)",
+        ours=f"largest share of heads without a role (mixed) on any text: {most_mixed(counts)} on "
+        "the six texts with which we chose the definitions of sink and vertical; "
         f"{most_mixed(unseen)} on nine other texts",
         command=COMMAND,
         details="\n".join(rows) + "\n\nHeads of each role, on two of the six texts.",
