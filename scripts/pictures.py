@@ -88,6 +88,7 @@ SHOTS = {
         "demo", "#view=training&layer=5&head=1&picture=product", "light",
     ),
     "studio-watched-light": ("watched", "#view=training&layer=1&head=0&step=9", "light"),
+    "page-guide-light": ("page", "#view=guide&guide=3&text=de:+17.+M%C3%A4rz+2024", "light"),
 }  # fmt: skip
 
 #: What is drawn of data that others publish; the functions below that make them have these names.
@@ -100,7 +101,6 @@ PAIR = (
 
 #: What commands draw: the command, and the file it leaves.
 DRAWN = {
-    "alignment": ("headloom demo", DEMO / "pictures" / "alignment.png"),
     "history-weights": ("headloom demo", DEMO / "pictures" / "history-weights.png"),
     "induction-head": ("python examples/induction.py", INDUCTION / "induction-head.png"),
     "previous-head": ("python examples/induction.py", INDUCTION / "previous-head.png"),
@@ -253,10 +253,10 @@ def until(page: Any, condition: str) -> None:
         page.wait_for_timeout(50)
 
 
-def shoot(browser: Any, viewer: Viewer, address: str, theme: str, path: Path) -> None:
+def shoot(browser: Any, address: str, theme: str, path: Path) -> None:
     """Take a picture once everything in sight is drawn."""
     page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=theme)
-    page.goto(f"{viewer.address}{address}")
+    page.goto(address)
     page.locator(".stage").wait_for()
     until(page, "!document.querySelector('.waiting, .skeleton, [aria-busy=true]')")
     working = r"/(measuring|loading|computing|searching)[^\n]{0,60}\u2026|\u2026$/i"
@@ -297,9 +297,13 @@ def main() -> None:
                 draw_of_data(name, arguments.data.resolve(), Path(folder), path)
             else:
                 what, address, theme = SHOTS[name]
+                if what == "page":
+                    run("headloom demo")
+                    shoot(browser, f"{(ROOT / DEMO / 'demo.html').as_uri()}{address}", theme, path)
+                    continue
                 viewer = Viewer(open_studio(source(what, Path(folder))), 0)
                 viewer.start()
-                shoot(browser, viewer, address, theme, path)
+                shoot(browser, f"{viewer.address}{address}", theme, path)
                 viewer.close()
             print(path.relative_to(ROOT), flush=True)
         browser.close()
