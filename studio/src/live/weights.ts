@@ -50,22 +50,20 @@ export function visibleKeys(rule: Rule, { rows, columns }: LayerInputs, row: num
   return [Math.min(start, end), end] as const;
 }
 
-/** The scores of a row, before the mask. */
-export function scoresOf(rule: Rule, inputs: LayerInputs, head: number, row: number): Float64Array {
+/** Writes the scores of a row; those of hidden keys are minus infinity. */
+function scoresOf(rule: Rule, inputs: LayerInputs, head: number, row: number, into: Float64Array) {
   const { rows, columns, depth, queries, keys, bias } = inputs;
-  const found = new Float64Array(columns);
+  const { scale, softcap } = rule;
   const [start, end] = visibleKeys(rule, inputs, row);
   const q = (head * rows + row) * depth;
-  const k = keyHead(rule, head) * columns * depth;
-  for (let key = start; key < end; key++) {
+  into.fill(-Infinity);
+  for (let key = start, k = (keyHead(rule, head) * columns + start) * depth; key < end; key++) {
     let dot = 0;
-    for (let n = 0, at = k + key * depth; n < depth; n++) dot += queries[q + n] * keys[at + n];
-    let score = rule.scale * dot;
-    if (rule.softcap !== null) score = rule.softcap * Math.tanh(score / rule.softcap);
-    found[key] = bias ? score + bias[(head * rows + row) * columns + key] : score;
+    for (let n = 0; n < depth; n++, k++) dot += queries[q + n] * keys[k];
+    let score = scale * dot;
+    if (softcap !== null) score = softcap * Math.tanh(score / softcap);
+    into[key] = bias ? score + bias[(head * rows + row) * columns + key] : score;
   }
-  found.fill(-Infinity, 0, start).fill(-Infinity, end);
-  return found;
 }
 
 export function layerWeights(rule: Rule, inputs: LayerInputs): LayerWeights {
@@ -75,21 +73,24 @@ export function layerWeights(rule: Rule, inputs: LayerInputs): LayerWeights {
   const lse = new Float64Array(heads * rows);
   const entropy = new Float64Array(heads * rows);
   const count = new Uint32Array(heads * rows);
+  const scores = new Float64Array(columns),
+    exponentials = new Float64Array(columns);
   for (let head = 0, at = 0; head < heads; head++)
     for (let row = 0; row < rows; row++, at++) {
-      const scores = scoresOf(rule, inputs, head, row);
-      let most = sinks ? sinks[head] : -Infinity;
-      for (const score of scores) if (score > most) most = score;
-      let total = sinks ? Math.exp(sinks[head] - most) : 0;
-      for (const score of scores)
-        if (score !== -Infinity) {
-          total += Math.exp(score - most);
-          count[at]++;
-        }
+      scoresOf(rule, inputs, head, row, scores);
+      const sink = sinks ? sinks[head] : -Infinity;
+      let most = sink;
+      for (let key = 0; key < columns; key++) if (scores[key] > most) most = scores[key];
+      let total = sink === -Infinity ? 0 : Math.exp(sink - most);
+      for (let key = 0; key < columns; key++) {
+        if (scores[key] === -Infinity) continue;
+        total += exponentials[key] = Math.exp(scores[key] - most);
+        count[at]++;
+      }
       lse[at] = total === 0 ? -Infinity : most + Math.log(total);
       for (let key = 0; key < columns; key++) {
         if (scores[key] === -Infinity) continue;
-        const weight = Math.exp(scores[key] - most) / total;
+        const weight = exponentials[key] / total;
         weights[at * columns + key] = weight;
         entropy[at] += weight * (lse[at] - scores[key]);
       }
