@@ -53,7 +53,7 @@ received = matrix.received()
 print(tile, "\nreceived by the first keys of head 0:", received[0, :4])
 
 # %% [markdown]
-# ## A real text
+# ## A real model
 #
 # SmolLM2 on a text of about 2,700 tokens: how much of each row's mass do 32 edges leave out?
 
