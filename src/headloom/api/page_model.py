@@ -40,6 +40,7 @@ from headloom.tracing.huggingface import token_limit
 from headloom.tracing.names import token_names
 from headloom.training.data import classes_of
 from headloom.training.tasks.images import mean_deviation
+from headloom.training.text import PretrainedVocabulary
 
 Bits = Literal[8, 32]
 #: Models of more parameters are stored in 8 bits by default.
@@ -343,7 +344,7 @@ class _About:
         self.facts: JsonObject = dict.fromkeys(
             ("longest", "start", "end", "tokenizer", "labels", "image"), None
         )
-        self.facts["never"] = []
+        self.facts |= {"never": [], "special": []}
         if isinstance(model, RunModel):
             self.name = model.path.name
             self._of_run(model)
@@ -375,12 +376,15 @@ class _About:
         elif run.data.vocabulary is not None:
             words = run.vocabulary
             self.facts["tokenizer"] = json.loads(exported_tokenizer(run).to_str())
-            self.facts |= {"start": words.start, "end": words.end}
+            special = [number for number in range(len(words)) if words.is_special(number)]
+            if not isinstance(words, PretrainedVocabulary):
+                self.facts["tokenizer"]["added_tokens"] = []  # "<end>" in a text is five letters
+            self.facts |= {"start": words.start, "end": words.end, "special": special}
             self.names = [shown(token_names([number], words))[0] for number in range(len(words))]
             self.kind = "translator" if run.translates else "language"
             if isinstance(module, LanguageModel):
                 self.facts["start"] = None
-                self.facts["never"] = [n for n in range(len(words)) if words.is_special(n)]
+                self.facts["never"] = special
         if isinstance(module, Classifier | ImageClassifier):
             self.kind = "classifier" if isinstance(module, Classifier) else "image"
             self.facts["labels"] = list(classes_of(run.data))

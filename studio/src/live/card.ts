@@ -43,6 +43,8 @@ export interface Card {
   end: number | null;
   /** Tokens that are never written. */
   never?: number[];
+  /** Tokens that are no text, where the tokenizer does not say so. */
+  special?: number[];
   /** tokenizer.json of Hugging Face. */
   tokenizer: object | null;
   labels: string[] | null;

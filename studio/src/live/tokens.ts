@@ -44,7 +44,9 @@ export class Tokens {
   }
 
   text(ids: number[]): string {
-    return this.tokenizer.decode(ids, { skip_special_tokens: true });
+    const { special = [] } = this.card;
+    const words = ids.filter((id) => !special.includes(id));
+    return this.tokenizer.decode(words, { skip_special_tokens: true });
   }
 
   /** The places of the tokens that end or part texts. */
