@@ -29,14 +29,14 @@ const prediction = (rows: number[][], ids: Record<string, number[]>): Prediction
   columns: rows[0].length,
 });
 
-test("a translation is its tokens and its end, others the most probable token", () => {
+test("a translation is its tokens and the next, others the most probable token", () => {
   const rows = [
     [0, Math.log(3)],
     [0, 0],
   ];
-  const card = { kind: "translator", sequences: ["source", "target"], end: 7 } as Card;
+  const card = { kind: "translator", sequences: ["source", "target"] } as Card;
   const chosen = chosenOf(prediction(rows, { source: [4], target: [2, 1] }), card);
-  expect(chosen.map(({ id }) => id)).toEqual([1, 7]);
+  expect(chosen.map(({ id }) => id)).toEqual([1, 0]);
   const other = chosenOf(prediction([[0, 5, 1]], {}), { ...card, kind: "classifier" });
   expect(other.map(({ id }) => id)).toEqual([1]);
   // 3 / (1 + 3), then 1 / 2.
@@ -47,7 +47,7 @@ test("a translation is its tokens and its end, others the most probable token", 
 test("chances are those of the most probable tokens, now or before", () => {
   const [now, before] = [Float64Array.of(0.9, 0.1, 0, 0), Float64Array.of(0, 0, 0.2, 0.8)];
   const found = chancesOf(now, before, 1);
-  expect(found.map(({ id }) => id)).toEqual([0, 2, 3]);
+  expect(found.map(({ id }) => id)).toEqual([0, 3, 2]);
   expect(found[0]).toEqual({ id: 0, now: 0.9, before: 0 });
   // Of those without a chance there are three at most.
   expect(chancesOf(Float64Array.of(1, 0, 0, 0, 0), null, 5)).toHaveLength(3);

@@ -134,13 +134,14 @@ export class LiveModel {
     { tokens = 40, signal, temperature = 0, topK, seed = 1, ...change }: Writing = {},
     visit: (written: Written) => void = () => {},
   ): Promise<string> {
-    const { kind, start, end, never = [] } = this.card;
+    const { kind, start, end, never = [], longest } = this.card;
     const translates = kind === "translator";
     const ids = await this.calls.call<number[]>("beginning", text);
     const from = ids.length;
     const random = sampled({ temperature, topK, seed });
     let written = "";
-    while (ids.length - from < tokens && !signal?.aborted) {
+    const most = Math.min(from + tokens, longest ?? Infinity);
+    while (ids.length < most && !signal?.aborted) {
       const logits = await this.next(ids, { ...this.change, ...change }, translates ? text : "");
       for (const id of never) logits[id] = -Infinity;
       const id = random(logits);

@@ -37,20 +37,14 @@ export interface Chosen {
   logits: Float32Array;
 }
 
-/** The tokens that a prediction is made of: those of a translation and its end, else the most
- * probable one. */
+/** The tokens that a prediction is made of: those of a translation and what comes next, its end
+ * where there was room; else the most probable token. */
 export function chosenOf({ ids, logits, columns }: Prediction, card: Card): Chosen[] {
-  const rows = Math.floor(logits.length / Math.max(columns, 1));
-  const row = (n: number) => logits.subarray(n * columns, (n + 1) * columns);
-  if (card.kind !== "translator")
-    return logits.length
-      ? [{ id: mostProbable(probabilities(row(0)), 1)[0][0], logits: row(0) }]
-      : [];
-  const target = ids[card.sequences[1]];
-  return Array.from({ length: Math.min(rows, target.length) }, (_, n) => ({
-    id: target[n + 1] ?? card.end!,
-    logits: row(n),
-  }));
+  const target = card.kind === "translator" ? ids[card.sequences[1]] : [];
+  return Array.from({ length: logits.length / Math.max(columns, 1) }, (_, n) => {
+    const row = logits.subarray(n * columns, (n + 1) * columns);
+    return { id: target[n + 1] ?? mostProbable(probabilities(row), 1)[0][0], logits: row };
+  });
 }
 
 /** The sum of the log-probabilities of some tokens, from the logits of each. */

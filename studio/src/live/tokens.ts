@@ -46,7 +46,7 @@ export class Tokens {
   text(ids: number[]): string {
     const { special = [] } = this.card;
     const words = ids.filter((id) => !special.includes(id));
-    return this.tokenizer.decode(words, { skip_special_tokens: true });
+    return words.length ? this.tokenizer.decode(words, { skip_special_tokens: true }) : "";
   }
 
   /** The places of the tokens that end or part texts. */

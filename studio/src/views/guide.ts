@@ -7,7 +7,8 @@ import { chosenOf, textOf, tokenWords, type Chosen } from "../live/prediction";
 import { probabilities } from "../live/sampling";
 import { keyHead } from "../live/weights";
 import { Edges, type Example } from "../model";
-import { grouped, minus, percent, significant3, visible } from "../text";
+import { blocksOf } from "../overview";
+import { minus, percent, significant3, visible } from "../text";
 
 /** Texts to try where a model writes dates. */
 export const DATES = [
@@ -106,13 +107,17 @@ export const isSign = (token: string) => /^<.+>$/.test(token);
 /** A token in a sentence. */
 export const quoted = (token: string) => (isSign(token) ? token : `“${visible(token, 24)}”`);
 
-/** A positive number of any size with three digits. */
-export const about = (number: number) =>
-  number < 1000 ? significant3(number) : grouped(Number(number.toPrecision(3)));
+/** A positive number of any size with three digits, a large one in words. */
+export function about(number: number): string {
+  if (number < 1000) return significant3(number);
+  if (number >= 1e15) return number.toExponential(2).replace("e+", " × 10^");
+  const words = number < 1e6 ? {} : ({ notation: "compact", compactDisplay: "long" } as const);
+  return number.toLocaleString("en", { maximumSignificantDigits: 3, ...words });
+}
 
 /** A weight in four digits. */
 export const weightWords = (weight: number) =>
-  weight > 0 && weight < 5e-5 ? "< 0.0001" : minus(weight, 4);
+  weight > 0 && weight < 5e-5 ? "<\u00a00.0001" : minus(weight, 4);
 
 /** The table of the vectors of all tokens, and how many numbers a vector has. */
 export function vectorsOf({ card, names }: LiveModel): { name: string; width: number } | null {
@@ -129,13 +134,13 @@ export interface Past {
   /** W_Q, W_K and W_V as shades, (rows, columns). */
   matrices: { name: string; shades: Uint8Array; rows: number; columns: number }[];
   /** The weights of the head as shades, for the output of the trained model; and its edges. */
-  weights: Uint8Array;
+  weights: { shades: Uint8Array; rows: number; columns: number };
   edges: Edges;
 }
 
 export async function pastOf(
   model: LiveModel,
-  { text, prediction, layer, head, example }: Lesson,
+  { text, prediction, layer, head }: Lesson,
   snapshot: number | undefined,
 ): Promise<Past> {
   const rule = model.card.layers[layer.number];
@@ -150,13 +155,15 @@ export async function pastOf(
   const change = { ...model.change, snapshot };
   const tokens = prediction.ids[model.card.sequences[1]].length + 4;
   const output = await model.generate(text, { ...change, tokens });
-  const { number } = await model.read(text, { ...change, target: prediction.output });
+  const { number, description } = await model.read(text, { ...change, target: prediction.output });
+  const [, queries, keys] = description.layers[layer.number].shape;
   const piece = (path: string) =>
     model.piece<ArrayBuffer>(number, `layers/${layer.number}/${path}`);
   const means = new Uint8Array(await piece("means"));
-  const edges = new Edges(await piece(`heads/${head}/edges/0`), layer.rows, layer.columns);
+  const edges = new Edges(await piece(`heads/${head}/edges/0`), queries, keys);
   await model.drop(number);
-  const { rows, columns: across } = example.overview(layer).blocks;
-  const weights = means.subarray(head * rows * across, (head + 1) * rows * across);
+  const blocks = blocksOf({ rows: queries, columns: keys }, description.side);
+  const size = blocks.rows * blocks.columns;
+  const weights = { ...blocks, shades: means.subarray(head * size, (head + 1) * size) };
   return { output, matrices: await Promise.all(matrices), weights, edges };
 }
