@@ -55,6 +55,11 @@ def test_a_typed_text_has_the_weights_of_a_trace(studio: Any, run: Any, html: st
     # The guide is open, and shows what the model makes of a text that is typed.
     type_text(page)
     page.locator(".answer", has_text=read["output"]).wait_for()
+    # Where the text is taken away, the last one stays.
+    page.locator("#headloom-ask").fill("")
+    page.wait_for_url(lambda url: "text=" not in url)
+    assert page.locator(".answer").inner_text() == read["output"]
+    assert page.locator("#headloom-ask").input_value() == ""
 
 
 def test_a_head_that_is_off_is_ablated(studio: Any, run: Any, html: str) -> None:
