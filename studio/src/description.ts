@@ -82,6 +82,7 @@ export interface Description {
     whole?: boolean;
     /** Bits of the weights of a model in a page, where they are rounded. */
     bits?: number;
+    texts?: number;
   } | null;
   layers: LayerDescription[];
 }
@@ -195,7 +196,8 @@ export function verifiedWords({ verification, deviation, layers }: Description):
   if (!found.length) return "";
   const most = Math.max(...found);
   const number = most === 0 ? "0" : bound(most).replace("e-", "e−").replace("e+0", "");
-  if (verification?.bits) return `${verification.bits} bits, differs by up to ${number}`;
+  if (verification?.bits)
+    return `${verification.bits} bits: up to ${number} off on ${verification.texts} measured texts`;
   if (!(most < FAR)) return `differs from the model by up to ${number}`;
   const whole = layers.every((layer) => layer.picture === "means");
   return `${whole ? "exact" : "kept edges only"}, matches the model to ${number}`;

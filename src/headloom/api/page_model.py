@@ -58,6 +58,10 @@ _EXAMPLES, _EXAMPLE = 3, 64
 _SENTENCES = (
     "The cat sat on the mat because it was tired.",
     "Alice gave Bob the book, and Bob gave Alice the pen.",
+    "Die Übersetzung steht auf Seite 17; 東京 liegt in Japan (日本).",
+    "The tide came in before noon, and by one the road to the island was gone. Two cyclists who had "
+    "read the wrong table waited on the rocks until evening; the keeper of the lighthouse lent them "
+    "blankets, tea and a pack of cards with 51 cards in it.",
 )
 #: Snapshots of a page at most: the random matrices, and the last ones.
 _SNAPSHOTS = 11
@@ -166,6 +170,8 @@ def write_live_page(x: object, path: Path, bits: Bits | None = None) -> Path:
     """
     from headloom.api.opening import load
 
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"export: html is {path}; expected a name that ends in .html.")
     if bits not in (None, 8, 32):
         raise InputError(f"export: bits is {bits}; expected 8 or 32, or nothing for the default.")
     model = load(cast(Any, str(x) if isinstance(x, Path) else x))

@@ -128,6 +128,8 @@ export class Engine {
 
   /** The ids of a text with the token that stands before each. */
   private idsOf(text: string): number[] {
+    if (!this.reader.ids(text, true).length)
+      throw new Error("The text has no tokens: type some letters.");
     const ids = this.reader.ids(text);
     const { kind, start } = this.card;
     const before = kind === "language" && start !== null && ids[0] !== start ? [start] : [];
@@ -224,7 +226,7 @@ export class Engine {
       verification: {
         difference: difference.weights,
         whole: true,
-        ...(bits === 8 && { bits }),
+        ...(bits === 8 && { bits, texts: difference.texts }),
       },
       layers: known.layers.map((layer, place) => ({
         ...layer,

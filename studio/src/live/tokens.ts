@@ -55,10 +55,9 @@ export class Tokens {
     return places.filter((n) => SEPARATORS.has(this.tokenizer.id_to_token(ids[n]) ?? ""));
   }
 
-  /** Checks the length of a sequence. Raises: Error: it is empty, or too long. */
+  /** Checks the length of a sequence. Raises: Error: it is too long. */
   checked(ids: number[]): number[] {
     const most = Math.min(this.card.longest ?? MOST, MOST);
-    if (!ids.length) throw new Error("The text has no tokens: type some letters.");
     if (ids.length > most) {
       const has = ids.length.toLocaleString("en-US");
       throw new Error(
