@@ -59,9 +59,9 @@ _SENTENCES = (
     "The cat sat on the mat because it was tired.",
     "Alice gave Bob the book, and Bob gave Alice the pen.",
     "Die Übersetzung steht auf Seite 17; 東京 liegt in Japan (日本).",
-    "The tide came in before noon, and by one the road to the island was gone. Two cyclists who had "
-    "read the wrong table waited on the rocks until evening; the keeper of the lighthouse lent them "
-    "blankets, tea and a pack of cards with 51 cards in it.",
+    "The tide came in before noon, and by one the road to the island was gone. Two cyclists who "
+    "had read the wrong table waited on the rocks until evening; the keeper of the lighthouse lent "
+    "them blankets, tea and a pack of cards with 51 cards in it.",
 )
 #: Snapshots of a page at most: the random matrices, and the last ones.
 _SNAPSHOTS = 11
@@ -189,7 +189,7 @@ def write_live_page(x: object, path: Path, bits: Bits | None = None) -> Path:
     if isinstance(model, RunModel) and model._run.folder.history.is_dir():
         history = run_history(model._run.folder)
     names = [one if isinstance(one, str) else f"image {n + 1}" for n, one in enumerate(given)]
-    collection = collect(traces, about.name, names=names, history=history)
+    collection = collect(traces[:_EXAMPLES], about.name, names=names[:_EXAMPLES], history=history)
     return export_live_page(
         path, collection, page_pieces(model, list(zip(given, traces, strict=True)), bits)
     )
