@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 from tests.studio.test_looks import CUT, axe_findings
 
 import headloom
@@ -138,7 +139,7 @@ def test_the_guide_from_start_to_end(studio: Any, html: str) -> None:
     page.locator(".stage.guide h2", has_text="Your turn").wait_for()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", *slow("dark")])
 def test_every_step_on_a_phone(studio: Any, html: str, theme: str) -> None:
     page = studio.file(html, theme=theme, width=390, touch=True)
     type_text(page)
