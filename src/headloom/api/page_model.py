@@ -308,7 +308,9 @@ def _difference(
             )
             output = max(output, float(np.abs(result - expected).max()))
             for call, of_layer in zip(part.graph.calls, found, strict=True):
-                dense = trace.layer(_name_in(trace, call)).graph.to_dense().numpy()
+                matrix = trace.layer(_name_in(trace, call)).matrix
+                assert matrix is not None  # a trace has queries and keys
+                dense = matrix.to_dense().numpy()
                 weights = max(weights, float(np.abs(dense - of_layer).max()))
     return {"weights": weights, "output": output, "texts": len(traces)}
 
