@@ -40,12 +40,12 @@ def test_a_small_demo_leaves_all_that_it_names(
     monkeypatch.setattr(demo, "demo_config", small_demo)
     drawn, described = [], []
     history = import_module("headloom.studio.pictures.history")
-    draw, export = history.snapshots, page.export_page
+    draw, export = history.snapshots, page.export_live_page
     monkeypatch.setattr(
         history, "snapshots", lambda *given, **named: drawn.append(given) or draw(*given, **named)
     )
     described_by = lambda *given: described.append(given) or export(*given)  # noqa: E731
-    monkeypatch.setattr(page, "export_page", described_by)
+    monkeypatch.setattr(page, "export_live_page", described_by)
     run = tmp_path / "[red]demo"
     result = headloom_main("demo", "--run", run, "--seed", 3, "--json")
     report = result.json()
@@ -53,7 +53,7 @@ def test_a_small_demo_leaves_all_that_it_names(
     assert report["train_seconds"] > 0
     assert report["run"] == str(run)
     assert "<script src=" not in Path(report["page"]).read_text("utf-8")
-    assert f"Open the page: {report['page']}" in result.err
+    assert f"the model inside answers. {report['page']}" in result.err
     assert all(Path(file).exists() for file in report["files"].values())
     traces = sorted((run / "traces").glob("*.loom"))
     assert len(traces) == len(demo.TRACED)

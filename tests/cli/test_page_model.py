@@ -144,3 +144,17 @@ def test_what_a_page_cannot_have(tmp_path: Path) -> None:
     page, picture = tmp_path / "x.html", tmp_path / "x.png"
     with pytest.raises(headloom.HeadloomError, match="one page"):
         headloom.export("minilm", live=True, html=page, picture=picture)
+
+
+def test_only_a_page_of_headloom_is_replaced(tmp_path: Path) -> None:
+    from headloom.studio.page import _not_a_page
+
+    folder = tmp_path / "page"
+    (folder / "parts").mkdir(parents=True)
+    (folder / "index.html").write_text("<p>mine</p>")
+    assert _not_a_page(folder) == "it is no page of headloom"
+    (folder / "index.html").write_text('<meta name="generator" content="headloom 0.1.0">')
+    (folder / "parts" / "0.js").touch()
+    assert _not_a_page(folder) is None
+    (folder / "parts" / "mine.js").touch()
+    assert "mine.js" in str(_not_a_page(folder))

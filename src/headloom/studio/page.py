@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import shutil
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from headloom.errors import InputError
-from headloom.formats.files import JsonMapping, atomic_file, disk_errors
+from headloom.formats.files import JsonMapping, atomic_file
+from headloom.formats.folders import atomic_folder
 from headloom.formats.trace import TraceData
 from headloom.studio.arrays import as_json
 from headloom.studio.collection import Collection, Example, name_of
@@ -96,7 +96,7 @@ def export_live_page(
     """Write a page with a model inside: a file, or from 30 MB on a folder with an index.html.
 
     The page is opened from a disk or a web server; it sends no requests, but a folder's for its own
-    parts. An existing page is replaced.
+    parts. An existing page is replaced; another folder is not.
 
     Args:
         path: of the file; a folder has the same name without its suffix.
@@ -127,21 +127,31 @@ def export_live_page(
             )
         return path
     folder = path.with_suffix("")
-    with disk_errors(folder):
-        shutil.rmtree(folder / "parts", ignore_errors=True)
-        (folder / "parts").mkdir(parents=True)
     parts = _parts(stored)
-    for number, part in enumerate(parts):
-        with atomic_file(folder / "parts" / f"{number}.js") as temporary:
-            temporary.write_text(
-                f"headloomPart({as_json(part).decode()});\n", "utf-8", newline="\n"
-            )
     rest = {place: piece for place, piece in whole.items() if place not in stored}
     rest["runtime/parts"] = ["", len(parts)]
-    with atomic_file(folder / "index.html") as temporary:
+    with atomic_folder(folder, _not_a_page) as temporary:
+        (temporary / "parts").mkdir()
+        for number, part in enumerate(parts):
+            content = f"headloomPart({as_json(part).decode()});\n"
+            (temporary / "parts" / f"{number}.js").write_text(content, "utf-8", newline="\n")
         page = _page(collection.title, rest, f"{_WASM} 'self'", _WORKER)
-        temporary.write_text(page, "utf-8", newline="\n")
+        (temporary / "index.html").write_text(page, "utf-8", newline="\n")
     return folder
+
+
+def _not_a_page(folder: Path) -> str | None:
+    """Return why a folder must not be replaced by a page; None: it is one."""
+    try:
+        with (folder / "index.html").open(encoding="utf-8") as page:
+            known = 'name="generator" content="headloom' in page.read(2**16)
+    except (OSError, ValueError):
+        known = False
+    others = {file.name for file in folder.iterdir()} - {"index.html", "parts"}
+    others |= {file.name for file in folder.glob("parts/*") if not file.name[:-3].isdigit()}
+    if not known:
+        return "it is no page of headloom"
+    return f"besides a page it holds {min(others)!r}" if others else None
 
 
 def _parts(pieces: Mapping[str, list[object]]) -> list[dict[str, list[object]]]:

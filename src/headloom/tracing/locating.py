@@ -75,6 +75,8 @@ def check_model_path(source: str) -> bool:
     """
     if not source:
         raise DataError("the name of the model is empty; give a run, a folder, or a name.")
+    if source in PACKAGED and not Path(source, "config.json").is_file():
+        return False  # a folder of this name may be the model's page
     if is_there(source, "model"):
         return True
     if source.startswith("ollama:"):
