@@ -172,7 +172,7 @@ def test_bad_input(runs: Path, headloom_main: Command, tmp_path: Path) -> None:
         ((run, "--to", "huggingface"), "Give one kind"),
         ((run, "-o", folder), "Give one kind"),
         ((run, "--to", "onnx", "-o", folder, "--html", tmp_path / "p"), "Give one kind"),
-        ((tmp_path / "no", "--to", "onnx", "-o", tmp_path / "m"), "no such trace or run"),
+        ((tmp_path / "no", "--to", "onnx", "-o", tmp_path / "m"), "no such run or model"),
     ):
         assert line in headloom_main("export", *words).one_line()
     assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []

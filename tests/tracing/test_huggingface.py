@@ -6,7 +6,6 @@ The oracle is ``output_attentions=True`` with eager attention, which forms every
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -160,11 +159,3 @@ def test_wrong_inputs_say_what_was_expected(family_named) -> None:
             headloom.trace(model, inputs)
     with pytest.raises(headloom.InputError, match="cannot be saved as one trace"):
         headloom.trace(bert, family_named("BERT").inputs(), save="nowhere")
-
-
-def test_the_documentation_names_every_family_that_is_tested(families) -> None:
-    page = Path(__file__).parents[2] / "docs" / "tracing.md"
-    if not page.exists():
-        pytest.skip("installed without its documentation")
-    section = page.read_text("utf-8").partition("## Families\n")[2].partition("\n## ")[0]
-    assert [family.name for family in families if family.name not in section] == []

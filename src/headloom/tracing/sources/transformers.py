@@ -145,13 +145,13 @@ def _function(
         return output.transpose(1, 2).contiguous(), None
 
     def received(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-        **options: Any,
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+        attention_mask: Tensor | None, **options: Any,
     ) -> Tensor | None:  # fmt: skip
         nonlocal running
         paged = options.get(_PAGED)
-        if paged is None or mask is None:
-            call = read_call(module, query, key, value, mask, **options)
+        if paged is None or attention_mask is None:
+            call = read_call(module, query, key, value, attention_mask, **options)
             texts = [call]
         elif query.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
@@ -165,7 +165,7 @@ def _function(
             texts = [
                 read_call(
                     module, query[:, :, a:b], key[:, :, c:d], value[:, :, c:d],
-                    mask[:, :, a:b, c:d], **options,
+                    attention_mask[:, :, a:b, c:d], **options,
                 )
                 for (a, b), (c, d) in zip(pairwise(rows), pairwise(columns), strict=True)
                 if a < b
