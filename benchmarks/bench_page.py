@@ -142,8 +142,9 @@ def main() -> None:
     parser.add_argument("--smollm2", action="store_true", help="also this model, which writes")
     settings = parser.parse_args()
     lines = ["שלום עולם, 17 במרץ 2024", "👩‍👩‍👧 e\u0301 \u200f", *dates(LINES // 4, seed=1)]
-    lines += [line for file in settings.lines for line in file.read_text("utf-8").splitlines()]
-    lines = [line for line in lines if line.strip()][:LINES]
+    for file in settings.lines:  # as many of each
+        texts = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        lines += texts[: (LINES - LINES // 4 - 2) // len(settings.lines)]
     model = RunModel(settings.run, beam=1)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
