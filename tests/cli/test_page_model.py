@@ -15,6 +15,7 @@ from torch import nn
 
 import headloom
 from headloom.analysis.effects.ablation import ablate
+from headloom.api import page_model
 from headloom.api.page_graphs import PageGraph, page_graphs
 from headloom.api.page_model import Stored
 
@@ -136,9 +137,28 @@ def test_weights_in_8_bits() -> None:
     np.testing.assert_array_equal(again.reshape(numbers.shape), rounded)
 
 
+@pytest.mark.slow
+def test_wrong_weights_are_no_page_of_8_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = page_model._weights
+    monkeypatch.setattr(page_model, "_weights", lambda *call: right(*call)[::-1])
+    with pytest.raises(headloom.VerificationError, match="Nothing was written"):
+        headloom.export("minilm", live=True, html=tmp_path / "x.html", bits=8)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_page_cannot_have(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
     with pytest.raises(headloom.HeadloomError, match="not supported"):
         page_graphs(nn.Linear(2, 2))
+    config = transformers.ModernBertConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1,
+        sep_token_id=2,
+    )  # fmt: skip
+    with pytest.raises(headloom.InputError, match="sees later ones too"):
+        page_graphs(transformers.ModernBertModel(config))
     with pytest.raises(headloom.HeadloomError, match="html"):
         headloom.export("minilm", live=True)
     page, picture = tmp_path / "x.html", tmp_path / "x.png"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from headloom.errors import InputError
 from headloom.mechanism.attention_layer import AttentionLayer, HeadOutputs
+from headloom.mechanism.backends.compiled import is_exporting
 from headloom.mechanism.key_value_cache import KeyValueCache
 from headloom.mechanism.masks import causal
 from headloom.mechanism.positions import DistanceBias, Relative, Shaw
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Tokens of the input that is exported, of the source and in the cache: 1 would become a constant.
 _TOKENS, _SOURCE, _CACHED = 5, 4, 3
+#: Kinds of layers of Transformers whose masks a page knows.
+_LAYERS = {"full_attention", "sliding_attention"}
 #: Name of the output of an encoder.
 _HIDDEN = "last_hidden_state"
 #: Keys and values of a layer, (1, kv_heads, positions, depth) each.
@@ -163,17 +166,14 @@ def _attending(model: nn.Module, calls: list[Attended], gates: Tensor | None) ->
     paths = {id(layer): path for path, layer in layers_of(model)}
 
     def edit(layer: AttentionLayer, heads: HeadOutputs) -> Tensor:
-        masked = heads.mask is not None
-        if not calls or len(calls) < len(paths):
-            _check_mask(paths[id(layer)], heads)
-        bias = _bias(heads.relative, heads.queries, heads.keys, heads.scale)
-        return gated(
-            Attended(
-                paths[id(layer)], heads.queries, heads.keys, heads.values, heads.scale, masked,
-                None, heads.softcap, heads.sinks, bias,
-            ),
-            heads.output,
+        path = paths[id(layer)]
+        _check_mask(path, heads)
+        call = Attended(
+            path, heads.queries, heads.keys, heads.values, heads.scale, heads.mask is not None,
+            softcap=heads.softcap, sinks=heads.sinks,
+            bias=_bias(heads.relative, heads.queries, heads.keys, heads.scale),
         )  # fmt: skip
+        return gated(call, heads.output)
 
     with editing(model, edit):
         yield
@@ -181,7 +181,7 @@ def _attending(model: nn.Module, calls: list[Attended], gates: Tensor | None) ->
 
 def _check_mask(path: str, heads: HeadOutputs) -> None:
     """Raise an InputError for a mask that is not causal."""
-    if heads.mask is None or torch.compiler.is_exporting():
+    if heads.mask is None or is_exporting():
         return
     queries, keys = heads.queries.shape[2], heads.keys.shape[2]
     cells = [mask.cells(range(queries), keys, heads.keys.device)
@@ -204,6 +204,11 @@ def _bias(relative: Relative | None, queries: Tensor, keys: Tensor, scale: float
     return relative.bias_of(distance).expand(queries.shape[1], -1, -1)
 
 
+def _is_causal(module: nn.Module, flag: bool | None) -> bool:
+    """Return whether a layer of Transformers is causal: by the flag of the call, or its own."""
+    return bool(getattr(module, "is_causal", False) if flag is None else flag)
+
+
 @contextmanager
 def _transformers(
     model: nn.Module, gated: Callable[[Attended, Tensor], Tensor]
@@ -220,8 +225,12 @@ def _transformers(
         path = paths[id(module)]
         if position_bias is not None:
             raise InputError(f"a page with a model has no T5; {path} adds biases to its scores.")
+        if sliding_window is not None and not _is_causal(module, is_causal):
+            raise InputError(
+                f"a page with a model has windows of past tokens only; {path} sees later ones too."
+            )
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        later = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+        later = _is_causal(module, is_causal)
         groups = query.shape[1] // key.shape[1]
         keys, values = (part.repeat_interleave(groups, 1) for part in (key, value))
         scores = query @ keys.transpose(-2, -1) * scale
@@ -238,8 +247,7 @@ def _transformers(
             weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
         else:
             weights = scores.softmax(-1)
-        window = sliding_window if later else None
-        call = Attended(path, query, key, value, scale, later, window, softcap, s_aux)
+        call = Attended(path, query, key, value, scale, later, sliding_window, softcap, s_aux)
         return gated(call, weights @ values).transpose(1, 2).contiguous(), None
 
     library: Any = transformers()
@@ -334,6 +342,12 @@ def _of_transformers(model: Any, ids: dict[str, Tensor]) -> PageGraph:
         raise InputError(
             f"a page with a model: a {model.config.model_type} is not supported. Give one that "
             "reads one text, as BERT, GPT-2 or Llama."
+        )
+    unknown = {*(getattr(model.config, "layer_types", None) or ())} - _LAYERS
+    if unknown:
+        raise InputError(
+            f"a page with a model: layers of the kind {min(unknown)} are not supported, only "
+            f"{' and '.join(sorted(_LAYERS))}."
         )
     if not model.can_generate():
         scores = "ForSequenceClassification" in type(model).__name__

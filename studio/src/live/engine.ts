@@ -226,7 +226,8 @@ export class Engine {
       verification: {
         difference: difference.weights,
         whole: true,
-        ...(bits === 8 && { bits, texts: difference.texts }),
+        bits,
+        texts: difference.texts,
       },
       layers: known.layers.map((layer, place) => ({
         ...layer,
